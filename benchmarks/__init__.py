@@ -1,0 +1,1 @@
+"""Measurements beside other methods; the package never imports them."""

@@ -1,0 +1,15 @@
+"""Posteriors of probabilistic programs with a diffusion model as the variational family."""
+
+from dmvi import objectives as objectives
+from dmvi._errors import InputError as InputError
+from dmvi._fit import fit as fit
+from dmvi._run import Status as Status
+from dmvi.diffusion import MLP as MLP
+from dmvi.diffusion import Projected as Projected
+from dmvi.guides import DiffusionGuide as DiffusionGuide
+from dmvi.guides import GaussianGuide as GaussianGuide
+from dmvi.guides import Guide as Guide
+from dmvi.posterior import Posterior as Posterior
+from dmvi.targets import Target as Target
+
+__version__ = "0.1.0"

@@ -1,0 +1,5 @@
+"""`python -m dmvi` is the command `dmvi`."""
+
+from dmvi.cli import main
+
+main()

@@ -1,0 +1,9 @@
+"""Mistakes of a caller, told apart from faults of the library."""
+
+
+class InputError(ValueError):
+    """Bad input: the message says what was expected, what came and what to do.
+
+    Every mistake that dmvi can see before training raises this one class, so the command line
+    can print the message alone and a script can catch it without hiding real faults.
+    """

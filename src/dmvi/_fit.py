@@ -1,0 +1,148 @@
+"""fit(): a model and data in, a posterior out."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax.random as jr
+import optax
+
+from dmvi._errors import InputError
+from dmvi._run import Run
+from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe
+from dmvi.objectives import CoveringELBO, Objective
+from dmvi.posterior import Posterior
+from dmvi.starts import warm_start
+from dmvi.targets import Target, as_target
+from dmvi.training import Budget, Settings, Trainer, default_optimizer, progress_for
+
+GUIDES: dict[str, GuideRecipe] = {
+    "auto": DiffusionGuide(),
+    "diffusion": DiffusionGuide(),
+    "full-rank": GaussianGuide(full_rank=True),
+    "mean-field": GaussianGuide(full_rank=False),
+}
+STEPS = 4000
+PARTICLES = 32
+LEARNING_RATE = 6e-3
+LOOKS = 16  # chunks of a full-length training
+COOLDOWN_LOOKS = 6
+
+
+def fit(
+    model: Callable | Target,
+    *,
+    data: dict[str, Any] | None = None,
+    args: tuple = (),
+    init: Any = None,
+    guide: str | GuideRecipe = "auto",
+    seed: int = 0,
+    steps: int = STEPS,
+    particles: int = PARTICLES,
+    optimizer: optax.GradientTransformation | None = None,
+    objective: Objective | None = None,
+    time_limit: float | None = None,
+    progress: bool = True,
+) -> Posterior:
+    """Infer the posterior of a model.
+
+    Args:
+        model: a NumPyro model; or, with `init`, a JAX log-density of a pytree; or a `Target`.
+        data: the model's keyword arguments.
+        args: the model's positional arguments.
+        init: a pytree of the log-density's argument; its values are where the search starts.
+        guide: "auto", "diffusion", "full-rank", "mean-field", or a recipe such as
+            `dmvi.DiffusionGuide(steps=8)`.
+        seed: same seed, same machine, same result, bit for bit.
+
+    Other Args:
+        steps: most optimiser steps; training stops earlier at a plateau.
+        particles: draws per step.
+        optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
+            up at the start and annealed to zero at the end.
+        objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`.
+        time_limit: seconds after which training winds down; the best fit so far is kept.
+        progress: show the live line. Ctrl-C keeps the best fit so far.
+
+    Returns:
+        The posterior; print it for the verdict.
+
+    Example:
+        >>> import dmvi, jax.numpy as jnp
+        >>> posterior = dmvi.fit(lambda x: -0.5 * jnp.sum(x["a"] ** 2), init={"a": jnp.zeros(2)})
+    """
+    began = time.perf_counter()
+    recipe = _recipe(guide)
+    _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
+    _check_kinds(optimizer, objective)
+    target = as_target(model, args=args, data=data, init=init)
+    start_key, guide_key, train_key, judge_key = jr.split(jr.key(seed), 4)
+    line = progress_for(progress)
+    try:
+        full = recipe.name != "mean-field"
+        start = warm_start(target, full=full, key=start_key, progress=line)
+        target = eqx.tree_at(lambda t: t.params, target, start.params)
+        trainer = Trainer(
+            recipe.build(start.affine, key=guide_key),
+            target,
+            _settings(steps, particles, optimizer, objective),
+            Budget(steps, None if time_limit is None else began + time_limit),
+            key=train_key,
+            progress=line,
+        )
+        outcome = trainer.run()
+    finally:
+        line.close()
+    target = eqx.tree_at(lambda t: t.params, target, outcome.params)
+    run = Run(
+        status=outcome.status,
+        steps=outcome.steps,
+        seconds=time.perf_counter() - began,
+        skipped=outcome.skipped,
+        history=outcome.history,
+        history_steps=outcome.history_steps,
+        warm_start=start.name,
+        guide_name=recipe.name,
+        seed=seed,
+    )
+    return Posterior(target, outcome.guide, run, judge_key)
+
+
+def _settings(
+    steps: int, particles: int, optimizer: optax.GradientTransformation | None, objective: Objective | None
+) -> Settings:
+    chunk = max(1, steps // LOOKS)
+    return Settings(
+        objective=objective or CoveringELBO(),
+        optimizer=optimizer or default_optimizer(LEARNING_RATE),
+        particles=particles,
+        chunk=chunk,
+        cooldown_steps=min(COOLDOWN_LOOKS * chunk, steps),
+    )
+
+
+def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
+    if isinstance(guide, GuideRecipe):
+        return guide
+    if isinstance(guide, str) and guide in GUIDES:
+        return GUIDES[guide]
+    names = ", ".join(f'"{name}"' for name in GUIDES)
+    raise InputError(f"guide must be one of {names}, or a recipe such as dmvi.DiffusionGuide(); got {guide!r}.")
+
+
+def _check_kinds(optimizer: Any, objective: Any) -> None:
+    if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
+        raise InputError(f"optimizer must be an Optax transformation, got {type(optimizer).__name__}.")
+    if objective is not None and not isinstance(objective, Objective):
+        raise InputError(
+            f"objective must be one of dmvi.objectives, such as PathELBO(); got {type(objective).__name__}."
+        )
+
+
+def _check_numbers(*, seed: Any, steps: Any, particles: Any, time_limit: Any) -> None:
+    for name, value, least in (("seed", seed, 0), ("steps", steps, 1), ("particles", particles, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    if time_limit is not None and not (isinstance(time_limit, int | float) and time_limit > 0):
+        raise InputError(f"time_limit must be a positive number of seconds or None, got {time_limit!r}.")

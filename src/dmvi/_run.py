@@ -1,0 +1,44 @@
+"""What happened during a fit: the record that training hands to the posterior."""
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class Status(enum.Enum):
+    """Why training ended; each value is the sentence shown to the user."""
+
+    CONVERGED = "the ELBO reached a plateau"
+    STEP_LIMIT = "the step limit was reached before a plateau"
+    TIME_LIMIT = "the time limit was reached before a plateau"
+    INTERRUPTED = "training was interrupted; the best fit so far was kept"
+    DIVERGED = "too many updates were not finite; the best fit so far was kept"
+    WARM_START = "training did not improve on the warm start, which was kept"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Record of one fit.
+
+    Attributes:
+        status: why training ended.
+        steps: optimiser steps of the guide that were run.
+        seconds: wall time of the fit, compilation and warm start included.
+        skipped: updates left out because they were not finite.
+        history: smoothed training ELBO, one value per chunk of steps.
+        history_steps: step at which each value of `history` ends.
+        warm_start: name of the start that won ("laplace", "mean-field", "full-rank").
+        guide_name: name of the guide ("diffusion", "full-rank", "mean-field").
+        seed: seed of the fit.
+    """
+
+    status: Status
+    steps: int
+    seconds: float
+    skipped: int
+    history: np.ndarray
+    history_steps: np.ndarray
+    warm_start: str
+    guide_name: str
+    seed: int

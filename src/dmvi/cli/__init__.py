@@ -1,0 +1,3 @@
+"""The command line: dmvi fit, dmvi demo."""
+
+from dmvi.cli._app import main as main

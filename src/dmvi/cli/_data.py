@@ -1,0 +1,123 @@
+"""Data files of the command line."""
+
+import csv
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmvi._errors import InputError
+
+
+def read_data(path: Path) -> dict[str, Any]:
+    """Arguments of a model by name, from a .json, .npz or .csv file.
+
+    Single numbers stay Python numbers, which models need for sizes; lists and columns become arrays.
+    """
+    readers: dict[str, Callable[[Path], dict[str, Any]]] = {".json": _json, ".npz": _npz, ".csv": _csv}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"expected a data file that ends in .json, .npz or .csv; got {str(path)!r}.")
+    if not path.is_file():
+        raise InputError(
+            f"there is no data file {str(path)!r}; check the path, which starts from {Path.cwd()}."
+        )
+    try:
+        return reader(path)
+    except OSError as error:
+        raise InputError(f"the data file {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the data file {str(path)!r} is not text in UTF-8; save it as UTF-8.") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not valid JSON: {error.msg} at line {error.lineno}.") from error
+    if not isinstance(content, dict):
+        raise InputError(
+            f'expected {path} to hold an object of arguments by name, {{"y": [1.2, 3.4]}}; '
+            f"got a {type(content).__name__}."
+        )
+    return {name: _json_value(path, name, value) for name, value in content.items()}
+
+
+def _json_value(path: Path, name: str, value: Any) -> Any:
+    if isinstance(value, bool | int | float):
+        return value
+    try:
+        array = np.asarray(value) if isinstance(value, list) else None
+    except ValueError:  # rows of different lengths
+        array = None
+    if array is None or array.dtype.kind not in "biuf":
+        raise InputError(
+            f"expected {name!r} in {path} to be a number or a list of numbers whose rows are equally long; "
+            f"got {_shorten(json.dumps(value))}. Take out or code missing values (null) and text."
+        )
+    return array
+
+
+def _npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{path} is not a NumPy archive; write it with numpy.savez.") from error
+    except ValueError as error:  # NumPy's word for arrays of Python objects
+        raise InputError(
+            f"{path} holds something else than arrays of numbers ({error}); "
+            "dmvi never unpickles. Save numeric arrays with numpy.savez."
+        ) from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"expected numbers in {name!r} of {path}; got an array of type {array.dtype}.")
+    return {name: array.item() if array.ndim == 0 else array for name, array in arrays.items()}
+
+
+def _csv(path: Path) -> dict[str, Any]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            rows = [row for row in csv.reader(file) if row]
+        except csv.Error as error:
+            raise InputError(f"{path} is not valid CSV: {error}.") from error
+    if len(rows) < 2:
+        raise InputError(f"expected {path} to have a line of column names and at least one line of numbers.")
+    header = [name.strip() for name in rows[0]]
+    if any(_number(name) is not None for name in header) or "" in header:
+        raise InputError(
+            f"expected the first line of {path} to name its columns; got {_shorten(','.join(header))}."
+        )
+    if len(set(header)) < len(header):
+        raise InputError(
+            f"expected every column of {path} to have a name of its own; got {', '.join(header)}."
+        )
+    columns: dict[str, list[int | float]] = {name: [] for name in header}
+    for count, row in enumerate(rows[1:], start=1):
+        if len(row) != len(header):
+            raise InputError(f"expected {len(header)} values in row {count} of {path}; got {len(row)}.")
+        for name, cell in zip(header, row, strict=True):
+            number = _number(cell)
+            if number is None:
+                raise InputError(
+                    f"expected a number in row {count}, column {name!r} of {path}; got {cell!r}. "
+                    "Columns are separated by commas and decimals by points."
+                )
+            columns[name].append(number)
+    return {name: np.asarray(values) for name, values in columns.items()}
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _shorten(text: str, length: int = 60) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."

@@ -1,0 +1,11 @@
+"""What a diffusion is: score networks, solver steps, flows from noise to the posterior."""
+
+from dmvi.diffusion._flow import TAU_MAX as TAU_MAX
+from dmvi.diffusion._flow import Flow as Flow
+from dmvi.diffusion._networks import MLP as MLP
+from dmvi.diffusion._networks import ScoreNetwork as ScoreNetwork
+from dmvi.diffusion._networks import as_score_network as as_score_network
+from dmvi.diffusion._projected import Projected as Projected
+from dmvi.diffusion._projected import ProjectedFlow as ProjectedFlow
+from dmvi.diffusion._solver import ORDERS as ORDERS
+from dmvi.diffusion._solver import NetworkFlow as NetworkFlow

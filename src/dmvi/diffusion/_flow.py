@@ -1,0 +1,104 @@
+r"""The reverse process as a sequence of injective steps with known Jacobians.
+
+In tau = artanh(sigma) the probability-flow ODE of the whitened process is du/dtau = r(u, tau): the
+linear parts of DPM-Solver cancel exactly. A flow takes noise at tau = TAU_MAX down to tau = 0 in K
+steps u' = F_k(u) of size delta = TAU_MAX / K, and its density is that of the steps really taken:
+
+    log q(u_0) = log N(u_K) - sum_k log |det dF_k / du|.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+TAU_MAX = 2.0
+
+
+class Moved(NamedTuple):
+    """Where a flow takes a point, log |det| of the way, and the score carried along."""
+
+    u: Float[Array, " dim"]
+    log_det: Float[Array, ""]
+    score: Float[Array, " dim"]
+
+
+def injective_log_det(jacobian: Float[Array, "n n"]) -> Float[Array, ""]:
+    """log det of a step's Jacobian; not a number where the step folds (det <= 0).
+
+    A map that starts as the identity and never folds is injective. Where it would fold its density
+    formula is wrong, so training skips the update and diagnostics count the draw as not finite.
+    """
+    sign, log_det = jnp.linalg.slogdet(jacobian)
+    return jnp.where(sign > 0, log_det, jnp.nan)
+
+
+class Flow(eqx.Module):
+    """K steps from noise to the whitened posterior; subclasses say what one step is.
+
+    `knots` is a pytree whose leaves have the K steps as leading axis, in the order they are taken.
+    `key` feeds dropout and is None outside training.
+    """
+
+    steps: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def knots(self) -> Any:
+        """What one step needs beside the flow itself, stacked over the steps."""
+
+    @abc.abstractmethod
+    def step(self, knot: Any, u: Array, key: PRNGKeyArray | None = None) -> Float[Array, " dim"]:
+        """u' = F_k(u)."""
+
+    @abc.abstractmethod
+    def step_density(self, knot: Any, u: Array) -> tuple[Array, Array]:
+        """(u', log |det dF_k/du|)."""
+
+    @abc.abstractmethod
+    def step_score(self, knot: Any, u: Array, score: Array, key: PRNGKeyArray | None = None) -> Moved:
+        """As `step_density`, with G' = (dF/du)^{-T} (G - grad_u log|det dF/du|)."""
+
+    @abc.abstractmethod
+    def step_inverse(self, knot: Any, u: Array) -> Float[Array, " dim"]:
+        """u with F_k(u) = u'."""
+
+    def taus(self) -> Float[Array, " steps"]:
+        """Times at which the steps begin, from TAU_MAX down."""
+        return TAU_MAX * (1 - jnp.arange(self.steps) / self.steps)
+
+    @property
+    def delta(self) -> float:
+        """Size of a step in tau."""
+        return TAU_MAX / self.steps
+
+    def move(self, u: Array, key: PRNGKeyArray | None = None) -> Float[Array, " dim"]:
+        """Noise to whitened posterior, without density."""
+        return jax.lax.scan(lambda u, knot: (self.step(knot, u, key), None), u, self.knots())[0]
+
+    def move_density(self, u: Array) -> tuple[Float[Array, " dim"], Float[Array, ""]]:
+        """(u_0, sum_k log |det dF_k/du|)."""
+
+        def body(carry, knot):
+            u, total = carry
+            u, log_det = self.step_density(knot, u)
+            return (u, total + log_det), None
+
+        return jax.lax.scan(body, (u, jnp.zeros((), u.dtype)), self.knots())[0]
+
+    def move_score(self, u: Array, score: Array, key: PRNGKeyArray | None = None) -> Moved:
+        """As `move_density`, carrying the score G = grad log q along the way."""
+
+        def body(carry, knot):
+            moved = self.step_score(knot, carry.u, carry.score, key)
+            return Moved(moved.u, carry.log_det + moved.log_det, moved.score), None
+
+        return jax.lax.scan(body, Moved(u, jnp.zeros((), u.dtype), score), self.knots())[0]
+
+    def invert(self, u: Array) -> Float[Array, " dim"]:
+        """The noise that `move` takes to u."""
+        return jax.lax.scan(
+            lambda u, knot: (self.step_inverse(knot, u), None), u, self.knots(), reverse=True
+        )[0]

@@ -1,0 +1,99 @@
+"""The diffusion guide: a solver's draws with their exact density."""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dmvi._errors import InputError
+from dmvi.diffusion import ORDERS, Flow, NetworkFlow, Projected, as_score_network
+from dmvi.guides._affine import Affine
+from dmvi.guides._gaussian import with_path_gradient
+from dmvi.guides._guide import Draw, Guide, GuideRecipe
+from dmvi.guides._tails import TailedNoise
+
+
+class Diffusion(Guide):
+    r"""Noise z taken through the solver's steps F and an affine map to the target's coordinates.
+
+    xi = affine(F(z)),   log q(xi) = log p(z) - log |det dF/dz| - log |det S L|
+
+    With the score network at zero F is the identity and the guide is exactly its Gaussian base.
+    """
+
+    noise: TailedNoise
+    flow: Flow
+    affine: Affine
+    dim: int = eqx.field(static=True)
+
+    def draw(self, key):
+        z = self.noise.sample(key)
+        u, log_det = self.flow.move_density(z)
+        return Draw(self.affine(u), self.noise.log_prob(z) - log_det - self.affine.log_det())
+
+    def draw_path(self, key):
+        noise_key, dropout_key = jr.split(key)
+        z = self.noise.sample(noise_key)
+        frozen = jax.lax.stop_gradient(self)
+        moved = frozen.flow.move_score(z, frozen.noise.score(z), dropout_key)
+        log_q = frozen.noise.log_prob(z) - moved.log_det - frozen.affine.log_det()
+        xi = self.affine(self.flow.move(z, dropout_key))
+        return Draw(xi, with_path_gradient(log_q, xi, frozen.affine.pull_score(moved.score)))
+
+    def sample(self, key, shape=()):
+        count = math.prod(shape)
+        keys = jr.split(key, count)
+        draws = jax.vmap(lambda key: self.affine(self.flow.move(self.noise.sample(key))))(keys)
+        return draws.reshape(*shape, self.dim)
+
+    def evidence(self, xi, key=None):
+        z = self.flow.invert(self.affine.inverse(xi))
+        _, log_det = self.flow.move_density(z)
+        return self.noise.log_prob(z) - log_det - self.affine.log_det()
+
+    def adapt(self, keys, log_weights):
+        z = jax.vmap(self.noise.sample)(keys)
+        return eqx.tree_at(lambda guide: guide.noise, self, self.noise.refitted(z, log_weights))
+
+
+class DiffusionGuide(GuideRecipe):
+    """Recipe of the diffusion guide.
+
+    Args:
+        steps: solver steps K.
+        order: order of the solver, 1 to 3; the projected network takes order 1.
+        network: `dmvi.Projected(...)` (default: exact determinant at low rank, any dimension),
+            `dmvi.MLP(...)`, an Equinox module net(u, t), or a pair (params, apply); all but the first
+            go through the full Jacobian, O(dim^3) a step.
+    """
+
+    steps: int = eqx.field(static=True, default=4)
+    order: int = eqx.field(static=True, default=1)
+    network: Any = Projected()
+
+    def __check_init__(self):
+        if self.steps < 1:
+            raise InputError(f"DiffusionGuide needs at least one solver step, got steps={self.steps}.")
+        if self.order not in ORDERS:
+            raise InputError(f"DiffusionGuide takes order 1, 2 or 3, got order={self.order}.")
+        if self.order > 1 and isinstance(self.network, Projected):
+            raise InputError(
+                f"the projected network solves its linear part exactly and takes order 1, got order={self.order}; "
+                "use network=dmvi.MLP() for orders 2 and 3."
+            )
+
+    @property
+    def name(self) -> str:
+        return "diffusion"
+
+    def build(self, affine, *, key):
+        dim = affine.dim
+        if isinstance(self.network, Projected):
+            flow = self.network.build(dim, self.steps, key=key)
+        else:
+            flow = NetworkFlow(as_score_network(self.network, dim, key=key), self.steps, self.order)
+        return Diffusion(TailedNoise(jnp.ones(dim, affine.loc.dtype)), flow, affine, dim)

@@ -1,0 +1,69 @@
+"""Gaussian guides: mean-field and full-rank."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dmvi.guides._affine import Affine
+from dmvi.guides._guide import Draw, Guide, GuideRecipe
+
+
+def standard_log_prob(u: Float[Array, " dim"]) -> Float[Array, ""]:
+    """log N(u; 0, I)."""
+    return -0.5 * jnp.sum(u**2) - 0.5 * u.shape[0] * jnp.log(2 * jnp.pi)
+
+
+class Gaussian(Guide):
+    """xi = affine(u), u ~ N(0, I): log q(xi) = log N(u) - log |det L|."""
+
+    affine: Affine
+    dim: int = eqx.field(static=True)
+
+    def draw(self, key):
+        u = self._noise(key)
+        return Draw(self.affine(u), standard_log_prob(u) - self.affine.log_det())
+
+    def draw_path(self, key):
+        u = self._noise(key)
+        xi = self.affine(u)
+        frozen = jax.lax.stop_gradient(self.affine)
+        log_q = standard_log_prob(u) - frozen.log_det()
+        return Draw(xi, with_path_gradient(log_q, xi, frozen.pull_score(-u)))
+
+    def sample(self, key, shape=()):
+        noise = jr.normal(key, (*shape, self.dim), self.affine.loc.dtype)
+        return jnp.vectorize(self.affine, signature="(d)->(d)")(noise)
+
+    def evidence(self, xi, key=None):
+        return standard_log_prob(self.affine.inverse(xi)) - self.affine.log_det()
+
+    def adapt(self, keys, log_weights):
+        return self
+
+    def _noise(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+        return jr.normal(key, (self.dim,), self.affine.loc.dtype)
+
+
+def with_path_gradient(log_q: Array, xi: Array, score: Array) -> Float[Array, ""]:
+    """log_q's value with the gradient score^T (d xi / d phi)."""
+    score, value = jax.lax.stop_gradient((score, log_q))
+    return value + jnp.sum(score * (xi - jax.lax.stop_gradient(xi)))
+
+
+class GaussianGuide(GuideRecipe):
+    """Recipe of a Gaussian guide.
+
+    Args:
+        full_rank: learn every correlation (a lower triangle) or none (mean-field).
+    """
+
+    full_rank: bool = eqx.field(static=True, default=True)
+
+    @property
+    def name(self) -> str:
+        return "full-rank" if self.full_rank else "mean-field"
+
+    def build(self, affine, *, key):
+        return Gaussian(affine, affine.dim)

@@ -1,0 +1,71 @@
+"""The contract every variational family keeps."""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+
+class Draw(NamedTuple):
+    """One draw and the log-density that makes its importance weight right.
+
+    E[exp(log pi(xi) - log_q)] = evidence, where pi is the unnormalised target.
+    """
+
+    xi: Float[Array, " dim"]
+    log_q: Float[Array, ""]
+
+
+class Guide(eqx.Module):
+    """A distribution q over R^dim; its trainable parameters are its inexact array leaves.
+
+    One log-weight, log pi(xi) - log_q, serves the ELBO, the evidence and Pareto-smoothed
+    importance sampling; nothing downstream asks which guide it holds. All methods speak of a
+    single draw; callers vectorise with `jax.vmap` over keys.
+    """
+
+    dim: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def draw(self, key: PRNGKeyArray) -> Draw:
+        """One draw with its exact log-density, differentiable in the guide's parameters."""
+
+    @abc.abstractmethod
+    def draw_path(self, key: PRNGKeyArray) -> Draw:
+        r"""As `draw`, with the path gradient ("sticking the landing").
+
+        The gradient of `log_q` is that of log q(xi(phi)) with q's own parameters held fixed:
+        d log_q / d phi = (d xi / d phi)^T grad_xi log q(xi).
+        The part left out has expectation zero, and the rest vanishes when q is exact.
+        """
+
+    @abc.abstractmethod
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape dim"]:
+        """Draws without density: the quick road for predictions."""
+
+    @abc.abstractmethod
+    def evidence(self, xi: Float[Array, " dim"], key: PRNGKeyArray | None = None) -> Float[Array, ""]:
+        """log q(xi) at a given point; exact here, `key` is for guides that only bound it."""
+
+    @abc.abstractmethod
+    def adapt(self, keys: PRNGKeyArray, log_weights: Float[Array, " n"]) -> "Guide":
+        """The guide with what reverse KL cannot see (tails) refitted to weighted draws.
+
+        Args:
+            keys: keys of n earlier draws of this guide.
+            log_weights: their log-weights log pi(xi) - log_q.
+        """
+
+
+class GuideRecipe(eqx.Module):
+    """The choices that make a guide, before the dimension is known."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """What the guide is called in tables and verdicts."""
+
+    @abc.abstractmethod
+    def build(self, affine: Any, *, key: PRNGKeyArray) -> Guide:
+        """The guide on the whitened coordinates of `affine`, equal to that Gaussian at the start."""

@@ -1,0 +1,134 @@
+"""What importance weights on fresh draws say about a fit."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+from scipy.special import logsumexp
+
+from dmvi._run import Run, Status
+from dmvi.posterior._draws import Draws
+from dmvi.posterior._psis import smooth
+
+DRAWS = 20_000
+_ROUND_TRIPS = 256
+# An error of log q beyond this many nats is no rounding: the solver was not inverted.
+_ROUND_TRIP_TOLERANCE = 0.1
+
+
+class Weights(NamedTuple):
+    """The part of `Diagnostics` that log-weights alone decide; the names mean the same."""
+
+    elbo: float
+    elbo_se: float
+    log_evidence: float
+    log_evidence_se: float
+    khat: float
+    ess: float
+    non_finite: int
+    draws: int
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    r"""Everything known about the quality of a fit and how it came about.
+
+    The first eight come from log-weights log w_i = log pi(xi_i) - log q(xi_i), i = 1..n, on the
+    full data and on draws that training never saw. They look at the target from the guide's own
+    draws: a mode the guide has missed altogether leaves no trace in them.
+
+    Attributes:
+        elbo: mean of the finite log-weights; in expectation a lower bound of the log evidence.
+        elbo_se: its standard error.
+        log_evidence: log of the mean weight; the mean weight itself is unbiased.
+        log_evidence_se: standard error by the delta method, sd(w) / (mean(w) sqrt(n)).
+        khat: tail index of the weights; below 0.7 importance sampling can be relied on.
+        ess: effective share of the draws, (sum w)^2 / (n sum w^2), between 0 and 1.
+        non_finite: number of log-weights that are not finite; they count as weight zero.
+        draws: n.
+        round_trip_error: largest |log q(xi) - log_q| over 256 draws, in nats, where log_q came
+            with the draw and log q(xi) inverts the guide; infinite where an inversion failed.
+        round_trip_misses: share of these draws with an error above 0.1 nats. The density of a
+            guide is exact only where its map is injective.
+        status: why training ended.
+        steps: optimiser steps of the guide.
+        seconds: wall time of the fit, compilation and warm start included.
+        skipped: updates left out because they were not finite.
+        warm_start: the start that won.
+    """
+
+    elbo: float
+    elbo_se: float
+    log_evidence: float
+    log_evidence_se: float
+    khat: float
+    ess: float
+    non_finite: int
+    draws: int
+    round_trip_error: float
+    round_trip_misses: float
+    status: Status
+    steps: int
+    seconds: float
+    skipped: int
+    warm_start: str
+
+    @property
+    def gap(self) -> float:
+        """Estimate of KL(q || p) = log evidence - ELBO, in nats."""
+        return self.log_evidence - self.elbo
+
+    def to_dict(self) -> dict[str, float | int | str]:
+        """Plain values that JSON can hold; the status by name, infinities and NaN as text."""
+        fields: dict[str, float | int | str] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Status):
+                value = value.name
+            elif isinstance(value, float) and not np.isfinite(value):
+                value = str(value)
+            fields[field.name] = value
+        return fields
+
+
+def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
+    """Estimates of evidence and quality from n log-weights."""
+    n = log_w.size
+    finite = log_w[np.isfinite(log_w)]
+    if finite.size < 2:
+        return Weights(-np.inf, np.inf, -np.inf, np.inf, np.inf, 0.0, n - finite.size, n)
+    log_sum, log_sum_squares = logsumexp(finite), logsumexp(2 * finite)
+    ess = float(np.exp(2 * log_sum - log_sum_squares) / n)
+    relative = np.exp(finite - (log_sum - np.log(n)))  # w / mean(w), zeros left out
+    squares = np.sum((relative - 1) ** 2) + (n - finite.size)
+    return Weights(
+        elbo=float(np.mean(finite)),
+        elbo_se=float(np.std(finite, ddof=1) / np.sqrt(finite.size)),
+        log_evidence=float(log_sum - np.log(n)),
+        log_evidence_se=float(np.sqrt(squares / (n - 1) / n)),
+        khat=smooth(log_w)[1],
+        ess=min(ess, 1.0),
+        non_finite=n - finite.size,
+        draws=n,
+    )
+
+
+def diagnose(draws: Draws, run: Run, key: PRNGKeyArray) -> Diagnostics:
+    """Weights of 20,000 fresh draws, the round trip of 256 of them, and the record of the run."""
+    weighed = draws.weigh(key, DRAWS)
+    log_q = weighed.log_q[:_ROUND_TRIPS].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(draws.evidence(weighed.xi[:_ROUND_TRIPS]).astype(np.float64) - log_q)
+    error = np.where(np.isnan(error), np.inf, error)
+    return Diagnostics(
+        **weigh(weighed.log_w)._asdict(),
+        round_trip_error=float(np.max(error)),
+        round_trip_misses=float(np.mean(error > _ROUND_TRIP_TOLERANCE)),
+        status=run.status,
+        steps=run.steps,
+        seconds=run.seconds,
+        skipped=run.skipped,
+        warm_start=run.warm_start,
+    )

@@ -1,0 +1,143 @@
+"""Whether to trust a fit, in plain words."""
+
+import enum
+from dataclasses import dataclass
+
+from dmvi._run import Status
+from dmvi.posterior._diagnostics import Diagnostics
+
+
+class Verdict(enum.Enum):
+    """What to do with the draws; each value begins the sentence shown to the user."""
+
+    TRUST = "Trust these draws"
+    RESAMPLE = "Trust these draws after resampling"
+    DO_NOT_TRUST = "Do not trust these draws"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, the reasons for it, and what to do next.
+
+    Attributes:
+        verdict: the verdict.
+        reasons: why, the weightiest first.
+        advice: what to do next; empty where nothing is left to do.
+    """
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+# Tail index up to which importance sampling is reliable (Vehtari et al., 2024).
+_KHAT = 0.7
+# The bias of a mean under the raw draws, in posterior standard deviations, is at most
+# sqrt(1 / ESS - 1), and usually far below: 0.33 and 0.1 for these two.
+_ESS_AS_THEY_ARE = 0.9
+_ESS_EVEN = 0.99
+# Fewer effective draws than this make quantiles too noisy to quote.
+_EFFECTIVE_DRAWS = 400
+_NON_FINITE = 1e-3
+_ROUND_TRIP_MISSES = 0.01
+_SKIPPED = 0.1
+
+
+def judge(diagnostics: Diagnostics) -> Judgement:
+    r"""The verdict on a fit.
+
+    Two numbers are weighed together. ESS measures how far the bulk of the weights is from even;
+    k-hat measures how heavy their tail is. k-hat alone misleads where ESS is 1.00: it then
+    describes the tail of weights that differ in the third digit. ESS alone misleads where the
+    tail is heavy: the draws that would lower it have not come up yet. Hence
+
+    - trust: ESS at least 0.9 and k-hat below 0.7, or ESS at least 0.99 whatever k-hat says;
+    - trust after resampling: k-hat below 0.7 and at least 400 effective draws;
+    - do not trust: everything else, more than 0.1 % of the weights not finite, or more than
+      1 % of the draws whose density the guide could not confirm by inverting itself.
+
+    How training ended does not enter: the weights judge the fit that it left behind. It does
+    decide what is worth trying next.
+    """
+    fault = _fault(diagnostics)
+    if fault is not None:
+        return Judgement(Verdict.DO_NOT_TRUST, (fault, *_remarks(diagnostics)), _advice(diagnostics))
+    d = diagnostics
+    tails_hold = d.khat < _KHAT
+    if d.ess >= _ESS_AS_THEY_ARE and tails_hold:
+        verdict, reason = (
+            Verdict.TRUST,
+            f"weights are even (ESS {d.ess:.2f}) and light-tailed (k-hat {d.khat:.2f})",
+        )
+    elif d.ess >= _ESS_EVEN:
+        verdict = Verdict.TRUST
+        reason = f"weights are so even (ESS {d.ess:.3f}) that their tail (k-hat {d.khat:.2f}) does not matter"
+    elif tails_hold and d.ess * d.draws >= _EFFECTIVE_DRAWS:
+        verdict = Verdict.RESAMPLE
+        reason = f"weights are uneven (ESS {d.ess:.2f}) but can correct the draws (k-hat {d.khat:.2f})"
+    elif tails_hold:
+        verdict = Verdict.DO_NOT_TRUST
+        reason = f"only {d.ess * d.draws:.0f} of {d.draws:,} draws are effective, too few to correct the rest"
+    else:
+        verdict, reason = Verdict.DO_NOT_TRUST, _heavy_tail(d)
+    advice = _advice(d) if verdict is Verdict.DO_NOT_TRUST else ()
+    if verdict is Verdict.RESAMPLE:
+        advice = ("use sample(n, resample=True); summary() and to_arviz() already do",)
+    return Judgement(verdict, (reason, *_remarks(d)), advice)
+
+
+def _fault(d: Diagnostics) -> str | None:
+    """A reason that makes the weights themselves meaningless, if there is one."""
+    if d.non_finite > _NON_FINITE * d.draws:
+        return f"{d.non_finite:,} of {d.draws:,} log-weights are not finite, and the estimates leave them out"
+    if d.round_trip_misses > _ROUND_TRIP_MISSES:
+        return (
+            f"inverting the guide did not give back the density of {100 * d.round_trip_misses:.0f} % of the "
+            "draws, so its weights cannot be relied on"
+        )
+    return None
+
+
+def _heavy_tail(d: Diagnostics) -> str:
+    """The words for weights whose tail is too heavy, kinder where the bulk agrees."""
+    if d.ess >= _ESS_AS_THEY_ARE:
+        return (
+            f"the bulk agrees with the model (ESS {d.ess:.2f}) but the tails do not (k-hat {d.khat:.2f}): "
+            "means may be right, tail probabilities and the evidence need not be"
+        )
+    return (
+        f"a few draws carry too much weight to be mended by resampling (k-hat {d.khat:.2f}, ESS {d.ess:.2f})"
+    )
+
+
+def _remarks(d: Diagnostics) -> tuple[str, ...]:
+    """What a reader should know beside the main reason."""
+    remarks = []
+    if 0 < d.non_finite <= _NON_FINITE * d.draws:
+        remarks.append(f"{d.non_finite} of {d.draws:,} log-weights are not finite and count as zero")
+    if 0 < d.round_trip_misses <= _ROUND_TRIP_MISSES:
+        remarks.append(f"the guide could not be inverted at {100 * d.round_trip_misses:.1f} % of the draws")
+    if d.skipped > _SKIPPED * max(d.steps, 1):
+        remarks.append(f"{d.skipped:,} of {d.steps:,} updates were not finite and were skipped")
+    return tuple(remarks)
+
+
+_NEXT = {
+    Status.STEP_LIMIT: "training had not reached a plateau: give it more steps",
+    Status.TIME_LIMIT: "training had not reached a plateau: give it a longer time_limit",
+    Status.INTERRUPTED: "training was interrupted: let it run to its end",
+    Status.DIVERGED: "updates were not finite: reparameterise the model or switch on jax_enable_x64",
+    Status.WARM_START: "training did not improve on its start: try another seed or reparameterise the model",
+    Status.CONVERGED: "training had reached a plateau: try a larger guide, another parameterisation, or MCMC",
+}
+
+
+def _advice(d: Diagnostics) -> tuple[str, ...]:
+    """What to do next, by what went wrong and by why training ended."""
+    if d.non_finite > _NON_FINITE * d.draws:
+        return ("find where the model's log-density is not finite within its supports",)
+    if d.round_trip_misses > _ROUND_TRIP_MISSES:
+        return (
+            "fit again with more solver steps, which are smaller and easier to invert, or with another seed",
+        )
+    return (_NEXT[d.status],)

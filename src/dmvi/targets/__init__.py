@@ -1,0 +1,7 @@
+"""Any model becomes one Target."""
+
+from dmvi.targets._dispatch import as_target as as_target
+from dmvi.targets._jax import from_log_density as from_log_density
+from dmvi.targets._numpyro import from_numpyro as from_numpyro
+from dmvi.targets._target import Batch as Batch
+from dmvi.targets._target import Target as Target

@@ -1,0 +1,121 @@
+"""A JAX log-density over any pytree as a Target."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from dmvi._errors import InputError
+from dmvi.targets._checks import NUM_STARTS, check_search, explain_failure, find_start
+from dmvi.targets._coordinates import Coordinates
+from dmvi.targets._target import Batch, Target
+
+
+def from_log_density(log_density: Callable[[Any], Array], init: Any) -> Target:
+    r"""Turn an unconstrained log-density of a pytree into a Target.
+
+    log pi(xi) = log_density(x), where x has the structure of `init` and xi are its entries in order.
+
+    Starts scatter around `init` at every distance up to one: init + 10^-u epsilon with u uniform in
+    (0, 2) and epsilon standard normal.
+
+    Args:
+        log_density: a JAX function of one argument, defined on all of R^d up to a constant.
+        init: a point: a number, an array, or any nesting of dicts, lists and tuples of them.
+            Integers count as floats. A leaf is named by its path ("mu", "a.b", "a[0]"); a bare
+            array is named "x".
+
+    Raises:
+        InputError: if `init` holds no numbers, the function does not return one real number, or
+            no start has a finite log-density.
+    """
+    if not callable(log_density):
+        raise InputError(f"The log-density has to be a function, got a {type(log_density).__name__}.")
+    paths, structure = jax.tree_util.tree_flatten_with_path(init)
+    leaves = {_leaf_name(path): _leaf_value(_leaf_name(path), leaf) for path, leaf in paths}
+    if len(leaves) < len(paths):
+        raise InputError("Two leaves of init have the same name; rename the keys of its dicts.")
+    coordinates = Coordinates({name: leaf.shape for name, leaf in leaves.items()})
+    if coordinates.dim == 0:
+        raise InputError("init holds no numbers; give a point the log-density can be evaluated at.")
+    origin = jnp.concatenate([leaf.ravel() for leaf in leaves.values()])
+
+    def density(xi: Array, params: dict[str, Array], batch: Batch) -> Array:
+        point = jax.tree.unflatten(structure, coordinates.split(xi).values())
+        return _as_scalar(log_density(point), xi.dtype)
+
+    def start(key: PRNGKeyArray) -> Array:
+        key_distance, key_direction = jax.random.split(key)
+        distance = 10.0 ** -jax.random.uniform(key_distance, maxval=2.0)
+        return origin + distance * jax.random.normal(key_direction, origin.shape, origin.dtype)
+
+    try:
+        with jax.default_matmul_precision("highest"):
+            search = jax.jit(find_start, static_argnums=(0, 2))(
+                lambda xi: (density(xi, {}, None), jnp.zeros((0,), int)), _starts(origin), 0
+            )
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's own code raises is told as a fault of function or init
+        raise explain_failure(error, log_density, "init", leaves) from error
+    check_search(search)
+    return Target(
+        dim=coordinates.dim,
+        names=coordinates.labels,
+        params={},
+        observed={},
+        dims={},
+        data_size=None,
+        subsampled=False,
+        _log_density=density,
+        _constrain=lambda xi, params: coordinates.split(xi),
+        _constrain_params=lambda params: {},
+        _log_likelihood=lambda xi, params: {},
+        _start=start,
+        _draw_batch=lambda key: None,
+    )
+
+
+def _leaf_name(path: tuple[Any, ...]) -> str:
+    """The path to a leaf as one writes it: "mu", "a.b", "a[0]"; "x" stands for what has no name."""
+    name = ""
+    for entry in path:
+        key = getattr(entry, "key", getattr(entry, "idx", getattr(entry, "name", None)))
+        step = f".{key}" if isinstance(key, str) else f"[{key}]"
+        name = key if isinstance(key, str) and not name else f"{name or 'x'}{step}"
+    return name or "x"
+
+
+def _leaf_value(name: str, leaf: Any) -> Array:
+    """A leaf of init as floats of the default width."""
+    is_number = isinstance(leaf, int | float | complex | np.number | np.ndarray | jax.Array)
+    kind = np.asarray(leaf).dtype if is_number else type(leaf).__name__
+    if not is_number or not (jnp.issubdtype(kind, jnp.integer) or jnp.issubdtype(kind, jnp.floating)):
+        raise InputError(f"init has to hold real numbers or arrays of them; {name!r} is of type {kind}.")
+    value = jnp.asarray(leaf, jnp.result_type(float))
+    if not np.all(np.isfinite(value)):
+        raise InputError(f"init has to be finite; {name!r} holds NaN or infinite entries.")
+    return value
+
+
+def _as_scalar(value: Any, dtype: Any) -> Array:
+    """The value of the log-density, if it is one real number."""
+    if not isinstance(value, float | np.floating | np.ndarray | jax.Array):
+        raise InputError(f"The log-density has to return one real number, got a {type(value).__name__}.")
+    if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        raise InputError(
+            f"The log-density has to return one real number, got shape {jnp.shape(value)} and type "
+            f"{jnp.result_type(value)}; sum independent terms with jnp.sum."
+        )
+    return jnp.asarray(value, dtype)
+
+
+def _starts(origin: Array) -> Array:
+    """Starts for the check, init itself first; from NumPy, as compiling JAX's generator takes longer."""
+    generator = np.random.default_rng(0)
+    distance = 10.0 ** -generator.uniform(0.0, 2.0, (NUM_STARTS, 1))
+    distance[0] = 0.0
+    return jnp.asarray(origin + distance * generator.standard_normal((NUM_STARTS, origin.size)), origin.dtype)

@@ -1,0 +1,133 @@
+"""A NumPyro model as a Target."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from dmvi._errors import InputError
+from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
+from dmvi.targets._checks import NUM_STARTS, Search, check_search, explain_failure, find_start
+from dmvi.targets._numpyro_handlers import draw_without_replacement
+from dmvi.targets._numpyro_program import Program, trace_prior
+from dmvi.targets._numpyro_sites import read_sites, unconstrained_param
+from dmvi.targets._target import Batch, Target
+
+RADIUS = 2.0  # starts are uniform in (-2, 2)^dim, as NumPyro's own
+
+
+def from_numpyro(model: Callable, args: tuple = (), data: dict[str, Any] | None = None) -> Target:
+    r"""Turn a NumPyro model and its data into a Target.
+
+    log pi(xi) = log p(y, theta(xi); psi) + log |det d theta / d xi|
+
+    where theta are the latent sites, each mapped from R^d by the bijection of its support, y the
+    observed sites and psi the `numpyro.param` sites. Improper priors are allowed. Plates with a
+    `subsample_size` are full unless a batch is given; then NumPyro's scaling by N / B makes the
+    density unbiased.
+
+    Args:
+        model: a function with NumPyro primitives, handlers such as `reparam` included.
+        args: positional arguments of the model.
+        data: keyword arguments of the model, usually the data.
+
+    Returns:
+        The target, checked: its density and gradient are finite at some random start.
+
+    Raises:
+        InputError: if arguments and model do not fit, a latent is discrete or inside a
+            subsampled plate, or no start has a finite log-density.
+    """
+    if not callable(model):
+        raise InputError(f"A NumPyro model is a function, got an object of type {type(model).__name__}.")
+    arguments = read_arguments(model, args, {} if data is None else data)
+    try:
+        try:
+            program, probe = _probe(model, arguments)
+        except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError):
+            # A NumPy array cannot be indexed by a plate's traced indices, as in y[idx]. A JAX array can, but
+            # a model that computes sizes from it, as in int(group.max()), fails: hence the order.
+            program, probe = _probe(model, arguments.on_jax())
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
+        raise explain_failure(error, model, "data", arguments.named) from error
+    _check(program, probe, describe_nonfinite(arguments.named))
+    return _as_target(program, probe)
+
+
+class _Probe(NamedTuple):
+    """What one compiled run tells about a model."""
+
+    params: dict[str, Any]
+    observed: dict[str, Array]
+    search: Search
+
+
+def _probe(model: Callable, arguments: Arguments) -> tuple[Program, _Probe]:
+    """Read the structure of the model and look for a usable start, in one compilation."""
+    programs = []
+
+    def run(key: PRNGKeyArray) -> _Probe:
+        trace, plates = trace_prior(model, arguments, key)
+        program = Program(model, arguments, read_sites(trace, plates))
+        programs.append(program)
+        params = {name: unconstrained_param(trace[name]) for name in program.sites.params}
+        observed = {name: trace[name]["value"] for name in program.sites.observed}
+        search = find_start(lambda xi: program.probe(xi, params), _starts(program), len(observed))
+        return _Probe(params, observed, search)
+
+    with jax.default_matmul_precision("highest"):
+        probe = jax.jit(run)(jax.random.key(0))
+    return programs[-1], probe
+
+
+def _starts(program: Program) -> Array:
+    """Starts for the check, from NumPy: compiling JAX's generator takes longer than the rest of the check."""
+    shape = (NUM_STARTS, program.sites.coordinates.dim)
+    return jnp.asarray(np.random.default_rng(0).uniform(-RADIUS, RADIUS, shape), jnp.result_type(float))
+
+
+def _check(program: Program, probe: _Probe, bad_data: dict[str, str]) -> None:
+    """Raise an InputError that says why no start is usable, if none is."""
+    for name, value in probe.params.items():
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(value)):
+            raise InputError(
+                f"Param site {name!r} starts outside its constraint or at its edge; change its init_value."
+            )
+    if probe.search.usable:
+        return
+    finite = jax.jit(jax.vmap(lambda xi: program.is_finite(xi, probe.params)))(_starts(program))
+    nonfinite = [name for name, is_finite in finite.items() if not is_finite.any()]
+    counts = zip(program.sites.observed, probe.search.outside, strict=True)
+    check_search(probe.search, {name: int(n) for name, n in counts if n}, nonfinite, bad_data)
+
+
+def _as_target(program: Program, probe: _Probe) -> Target:
+    sites = program.sites
+
+    def draw_batch(key: PRNGKeyArray) -> Batch:
+        keys = jax.random.split(key, len(sites.plates))
+        return {
+            name: draw_without_replacement(k, size, count)
+            for k, (name, (size, count)) in zip(keys, sites.plates.items(), strict=True)
+        }
+
+    return Target(
+        dim=sites.coordinates.dim,
+        names=sites.coordinates.labels,
+        params=probe.params,
+        observed={name: np.asarray(value) for name, value in probe.observed.items()},
+        dims=sites.dims,
+        data_size=sites.data_size,
+        subsampled=bool(sites.plates),
+        _log_density=program.log_density,
+        _constrain=program.constrain,
+        _constrain_params=jax.jit(program.constrain_params),
+        _log_likelihood=program.log_likelihood,
+        _start=lambda key: jax.random.uniform(key, (sites.coordinates.dim,), minval=-RADIUS, maxval=RADIUS),
+        _draw_batch=draw_batch if sites.plates else lambda key: None,
+    )

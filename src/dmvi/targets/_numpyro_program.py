@@ -1,0 +1,100 @@
+"""A NumPyro model evaluated at unconstrained points."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+from numpyro import handlers
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import potential_energy
+
+from dmvi.targets._arguments import Arguments
+from dmvi.targets._numpyro_handlers import ChoosePlateIndices, GiveImputedValuesTheirPrior
+from dmvi.targets._numpyro_sites import Site, Sites, Trace, constrained_param, count_outside_support
+from dmvi.targets._target import Batch
+
+
+@dataclass(frozen=True, eq=False)  # a program is equal to itself only
+class Program:
+    """A model with its arguments and its structure.
+
+    Attributes:
+        model: the function with NumPyro primitives.
+        arguments: what it is called with; concrete values, never traced.
+        sites: its structure.
+    """
+
+    model: Callable
+    arguments: Arguments
+    sites: Sites
+
+    def evaluate(self, xi: Array, params: dict[str, Any], batch: Batch = None) -> tuple[Array, Trace]:
+        """log pi(xi; psi) and the trace of the model there; one run of the model gives both."""
+
+        def on_support(site: Site) -> Any:
+            known = site["type"] == "param" and site["name"] in params
+            return constrained_param(site, params[site["name"]]) if known else None
+
+        model = handlers.substitute(self.model, substitute_fn=on_support)
+        latents = self.sites.coordinates.split(xi)
+        with _effects(ChoosePlateIndices(batch)) as trace:
+            energy = potential_energy(model, self.arguments.args, self.arguments.kwargs, latents)
+        return -jnp.asarray(energy, xi.dtype), trace
+
+    def log_density(self, xi: Array, params: dict[str, Any], batch: Batch = None) -> Array:
+        """log pi(xi; psi), on a batch of the data if one is given."""
+        return self.evaluate(xi, params, batch)[0]
+
+    def constrain(self, xi: Array, params: dict[str, Any]) -> dict[str, Array]:
+        """Latent and deterministic sites in the order of the model."""
+        wanted = {*self.sites.coordinates.shapes, *self.sites.deterministics}
+        trace = self.evaluate(xi, params)[1]
+        return {name: jnp.asarray(site["value"]) for name, site in trace.items() if name in wanted}
+
+    def constrain_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The `numpyro.param` sites on their supports, which only the running model knows."""
+        if not params:
+            return {}
+        trace = self.evaluate(jnp.zeros(self.sites.coordinates.dim), params)[1]
+        return {name: trace[name]["value"] for name in self.sites.params}
+
+    def log_likelihood(self, xi: Array, params: dict[str, Any]) -> dict[str, Array]:
+        """log p(y_i | theta) of every observed event, by site."""
+        trace = self.evaluate(xi, params)[1]
+        return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in self.sites.observed}
+
+    def probe(self, xi: Array, params: dict[str, Any]) -> tuple[Array, Array]:
+        """log pi(xi; psi) and, for each observed site, the number of events outside its support."""
+        value, trace = self.evaluate(xi, params)
+        outside = [count_outside_support(trace[name]) for name in self.sites.observed]
+        return value, jnp.stack([*outside, jnp.zeros((), int)])[:-1]
+
+    def is_finite(self, xi: Array, params: dict[str, Any]) -> dict[str, Array]:
+        """Whether the log-probability of each site, factors included, is finite."""
+        trace = self.evaluate(xi, params)[1]
+        sampled = {name: site for name, site in trace.items() if site["type"] == "sample"}
+        return {n: jnp.all(jnp.isfinite(site["fn"].log_prob(site["value"]))) for n, site in sampled.items()}
+
+
+def trace_prior(
+    model: Callable, arguments: Arguments, key: PRNGKeyArray
+) -> tuple[Trace, dict[str, tuple[int, int]]]:
+    """One run of the model with full plates at random latents, and the sizes of its subsampled plates.
+
+    Latents are uniform in (-2, 2) before the bijection, as improper priors cannot be sampled from.
+    """
+    plates = ChoosePlateIndices()
+    with _effects(plates) as trace:
+        arguments.call(handlers.substitute(handlers.seed(model, key), substitute_fn=init_to_uniform))
+    return trace, plates.subsampled
+
+
+@contextmanager
+def _effects(plates: ChoosePlateIndices) -> Iterator[Trace]:
+    """Record what a model does, with plates chosen and a fixed key for models that ask for one."""
+    fixed_key = handlers.seed(rng_seed=0, hide_types=["sample", "plate", "control_flow"])
+    with fixed_key, GiveImputedValuesTheirPrior(), plates, handlers.trace() as trace:
+        yield trace

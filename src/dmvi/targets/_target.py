@@ -1,0 +1,105 @@
+"""The contract between a model and everything downstream."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+Batch = Any  # a pytree of plate name -> indices; None stands for the full data
+
+
+class _Record(Mapping[str, Any]):
+    """A read-only dict with a hash, equal to no other record, as static fields of compiled code must be."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other if isinstance(other, _Record) else self._values == other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Target(eqx.Module):
+    r"""An unnormalised log-density on R^dim with the way back to the model's own variables.
+
+    log pi(xi) = log p(y, theta(xi); psi) + log |det d theta / d xi|
+
+    for latent variables theta = theta(xi), data y and generative parameters psi = `params`.
+    Methods speak of one point and can be jitted and vmapped.
+
+    Attributes:
+        dim: number of unconstrained coordinates.
+        names: one label per coordinate, "theta[3]" style.
+        params: generative parameters psi, unconstrained, learned together with the guide.
+        observed: observed values by site name, for predictive checks and ArviZ.
+        dims: names of the dimensions (plates) of each site, outermost first.
+        data_size: number of observations behind the density; None where it is not known.
+        subsampled: whether `draw_batch` gives minibatches.
+    """
+
+    dim: int = eqx.field(static=True)
+    names: tuple[str, ...] = eqx.field(static=True)
+    params: dict[str, Array]
+    observed: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_Record)
+    dims: Mapping[str, tuple[str, ...]] = eqx.field(static=True, converter=_Record)
+    data_size: int | None = eqx.field(static=True)
+    subsampled: bool = eqx.field(static=True)
+    _log_density: Callable[[Array, dict[str, Array], Batch], Array] = eqx.field(static=True)
+    _constrain: Callable[[Array, dict[str, Array]], dict[str, Array]] = eqx.field(static=True)
+    _constrain_params: Callable[[dict[str, Array]], dict[str, Array]] = eqx.field(static=True)
+    _log_likelihood: Callable[[Array, dict[str, Array]], dict[str, Array]] = eqx.field(static=True)
+    _start: Callable[[PRNGKeyArray], Array] = eqx.field(static=True)
+    _draw_batch: Callable[[PRNGKeyArray], Batch] = eqx.field(static=True)
+
+    def __hash__(self) -> int:
+        return id(self)  # so that jax.jit takes the methods below
+
+    def __repr__(self) -> str:
+        shown = self.names if len(self.names) <= 8 else (*self.names[:4], "...", self.names[-1])
+        data = "" if self.data_size is None else f", {self.data_size} observations"
+        return f"Target({self.dim} dimensions: {', '.join(shown)}{data})"
+
+    def log_density(self, xi: Float[Array, " dim"], batch: Batch = None) -> Float[Array, ""]:
+        """log pi(xi); with a batch, the unbiased estimate whose likelihood is scaled by N / B.
+
+        Matrix products run at highest precision: TF32 moves a log-density by 0.01 nats.
+        """
+        with jax.default_matmul_precision("highest"):
+            return self._log_density(xi, self.params, batch)
+
+    def constrain(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
+        """The model's variables at xi: every latent and deterministic site by name."""
+        return self._constrain(xi, self.params)
+
+    def constrained_params(self) -> dict[str, Array]:
+        """The generative parameters psi on their own supports."""
+        return self._constrain_params(self.params)
+
+    def log_likelihood(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
+        """Pointwise log-likelihood of each observed site on the full data."""
+        return self._log_likelihood(xi, self.params)
+
+    def start(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+        """A random starting point; not every one need have a finite density."""
+        return self._start(key)
+
+    def draw_batch(self, key: PRNGKeyArray) -> Batch:
+        """Indices of one minibatch, or None when the density uses the full data."""
+        return self._draw_batch(key)

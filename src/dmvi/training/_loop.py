@@ -1,0 +1,174 @@
+"""The loop: chunks on the device, decisions on the host between them."""
+
+import time
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from dmvi._run import Status
+from dmvi.guides._guide import Guide
+from dmvi.targets._target import Target
+from dmvi.training._evaluate import adapt, weigh
+from dmvi.training._progress import Progress
+from dmvi.training._state import Settings, State, Trained, initial_state, run_chunk
+from dmvi.training._stopping import TOLERANCE, Plateau
+
+POOL = 2000  # fresh draws of a look
+COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
+MAX_RETURNS = 3
+
+compiled_chunk = eqx.filter_jit(run_chunk)
+
+
+class Budget(NamedTuple):
+    """How long training may go on: steps, of which the last `cooldown_steps` anneal, and a clock time."""
+
+    steps: int
+    deadline: float | None
+
+
+class Outcome(NamedTuple):
+    """What training gives back."""
+
+    guide: Guide
+    params: dict[str, Array]
+    status: Status
+    steps: int
+    skipped: int
+    history: np.ndarray
+    history_steps: np.ndarray
+
+
+class Look(NamedTuple):
+    """The ELBO as seen between two chunks."""
+
+    elbo: float
+    error: float
+
+
+class Trainer:
+    """One training run, from a guide's start to its best."""
+
+    def __init__(
+        self,
+        guide: Guide,
+        target: Target,
+        settings: Settings,
+        budget: Budget,
+        *,
+        key: PRNGKeyArray,
+        progress: Progress,
+    ):
+        self._target, self._settings, self._budget, self._progress = target, settings, budget, progress
+        self._step_key, self._look_key = jr.split(key)
+        self.state = initial_state(guide, target, settings)
+        self._looks: list[Look] = []
+        self._look_steps: list[int] = []
+        self._returns = 0
+        self._chunk_seconds = 0.0
+        self._start = self._best = (self.state.trained, self._look(np.array([-np.inf])))
+
+    def run(self) -> Outcome:
+        """Train to a plateau or a limit, anneal, and give back the best."""
+        status = Status.INTERRUPTED
+        try:
+            status = self._explore()
+            if status is not Status.DIVERGED:
+                status = self._anneal(status)
+        except KeyboardInterrupt:
+            pass
+        return self._outcome(status)
+
+    def _explore(self) -> Status:
+        """Full learning rate until the plateau or until only the cooldown fits in the budget."""
+        plateau = Plateau()
+        last = self._budget.steps - self._settings.cooldown_steps
+        while int(self.state.step) < last:
+            look = self._advance()
+            if look.elbo < self._best[1].elbo - COLLAPSE:
+                self._returns += 1
+                if self._returns > MAX_RETURNS:
+                    return Status.DIVERGED
+                self._return_to_best()
+            elif plateau.reached(look.elbo, look.error):
+                return Status.CONVERGED
+            if self._out_of_time(self._settings.cooldown_steps):
+                return Status.TIME_LIMIT
+        return Status.STEP_LIMIT
+
+    def _anneal(self, status: Status) -> Status:
+        """Let the learning rate fall to zero."""
+        self.state = self.state._replace(cooldown=self.state.step)
+        end = int(self.state.step) + self._settings.cooldown_steps
+        while int(self.state.step) < end:
+            if self._out_of_time(0):
+                return Status.TIME_LIMIT
+            self._advance(end)
+        return status
+
+    def _advance(self, end: int | None = None) -> Look:
+        began = time.perf_counter()
+        self.state, elbos = compiled_chunk(self.state, self._target, self._settings, self._step_key)
+        elbos = np.asarray(elbos, float)
+        look = self._look(elbos)
+        self._chunk_seconds = time.perf_counter() - began
+        step = int(self.state.step)
+        self._looks.append(look)
+        self._look_steps.append(step)
+        if look.elbo >= self._best[1].elbo:
+            self._best = (self.state.trained, look)
+        self._progress.update(step, end or self._budget.steps, look.elbo)
+        return look
+
+    def _look(self, training_elbos: np.ndarray) -> Look:
+        """Fresh draws on the full data; with minibatches the training draws have to do."""
+        if self._target.subsampled:
+            finite = training_elbos[np.isfinite(training_elbos)]
+            if finite.size == 0:
+                return Look(-np.inf, 0.0)
+            return Look(float(finite.mean()), float(finite.std() / np.sqrt(finite.size)))
+        self._look_key, key = jr.split(self._look_key)
+        trained = self.state.trained
+        pool = weigh(trained.guide, _with_params(self._target, trained), key, POOL)
+        if int(self.state.step) > 0 and not trained.params:
+            guide = adapt(trained.guide, pool)
+            self.state = self.state._replace(trained=trained._replace(guide=guide))
+        return Look(pool.elbo(), pool.standard_error())
+
+    def _return_to_best(self) -> None:
+        fresh = initial_state(self._best[0].guide, self._target, self._settings)
+        self.state = State(
+            self._best[0], fresh.optimizer, self.state.step, self.state.skipped, self.state.cooldown
+        )
+
+    def _out_of_time(self, steps_left: int) -> bool:
+        if self._budget.deadline is None:
+            return False
+        left = steps_left / self._settings.chunk * self._chunk_seconds
+        return time.perf_counter() + left >= self._budget.deadline
+
+    def _outcome(self, status: Status) -> Outcome:
+        """The annealed guide, unless an earlier look or the start was clearly better."""
+        trained, look = self.state.trained, self._looks[-1] if self._looks else self._start[1]
+        best, best_look = self._best
+        noise = 3 * np.hypot(look.error, best_look.error)
+        if not self._looks or look.elbo < best_look.elbo - max(noise, TOLERANCE):
+            trained, look = best, best_look
+        if look.elbo < self._start[1].elbo:
+            trained, status = self._start[0], Status.WARM_START
+        return Outcome(
+            trained.guide,
+            trained.params,
+            status,
+            int(self.state.step),
+            int(self.state.skipped),
+            np.array([look.elbo for look in self._looks]),
+            np.array(self._look_steps, int),
+        )
+
+
+def _with_params(target: Target, trained: Trained) -> Target:
+    return eqx.tree_at(lambda t: t.params, target, trained.params)

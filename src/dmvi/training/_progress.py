@@ -1,0 +1,69 @@
+"""The live line shown while training."""
+
+import abc
+import sys
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+
+class Progress(abc.ABC):
+    """Told what training does; shows it or not."""
+
+    @abc.abstractmethod
+    def note(self, text: str) -> None:
+        """A stage without steps of its own has begun."""
+
+    @abc.abstractmethod
+    def update(self, step: int, total: int, elbo: float) -> None:
+        """`step` of at most `total` steps are done at a smoothed ELBO of `elbo`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Training is over."""
+
+
+class Silent(Progress):
+    """Shows nothing."""
+
+    def note(self, text):
+        pass
+
+    def update(self, step, total, elbo):
+        pass
+
+    def close(self):
+        pass
+
+
+class Line(Progress):
+    """One line on the terminal: step, smoothed ELBO, time left at the present speed."""
+
+    def __init__(self):
+        # stderr keeps the line out of redirected results; without a terminal only the last line is printed.
+        self._live = Live(console=Console(file=sys.stderr), refresh_per_second=8, transient=False)
+        self._live.start()
+        self._first: tuple[int, float] | None = None
+
+    def note(self, text):
+        self._live.update(Text(f"dmvi  {text}"))
+
+    def update(self, step, total, elbo):
+        now = time.perf_counter()
+        if self._first is None:
+            self._first = (step, now)
+        first_step, first_time = self._first
+        left = "estimating"
+        if step > first_step:
+            left = f"{(total - step) * (now - first_time) / (step - first_step):.0f} s"
+        self._live.update(Text(f"dmvi  step {step}/{total}  ELBO {elbo:.3f}  time left {left}"))
+
+    def close(self):
+        self._live.stop()
+
+
+def progress_for(show: bool) -> Progress:
+    """The live line, or silence."""
+    return Line() if show else Silent()

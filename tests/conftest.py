@@ -1,0 +1,18 @@
+"""A hostile set-up: what only works by luck fails here."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+# Where all the arithmetic is our own. Models of users broadcast as they please, so tests of targets and of
+# whole fits cannot forbid it.
+OWN_ARITHMETIC = {"diffusion", "guides", "objectives", "training"}
+
+
+@pytest.fixture(autouse=True)
+def _no_silent_broadcasting(request):
+    """A vector that meets a matrix by accident is the commonest silent fault in array code."""
+    strict = request.path.relative_to(Path(__file__).parent).parts[0] in OWN_ARITHMETIC
+    with jax.numpy_rank_promotion("raise" if strict else "allow"):
+        yield

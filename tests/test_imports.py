@@ -1,0 +1,147 @@
+"""The import arrows: data flows through the package once, left to right, and no stage reaches back."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "dmvi"
+
+GUIDE = "dmvi.guides._guide"
+TARGET = "dmvi.targets._target"
+ERRORS = "dmvi._errors"
+RUN = "dmvi._run"
+
+# What each stage may import of dmvi besides itself. A package stands for all of its modules.
+ARROWS = {
+    "_errors": set(),
+    "_run": set(),
+    "diffusion": {ERRORS},
+    "targets": {ERRORS},
+    "guides": {ERRORS, "dmvi.diffusion"},
+    "objectives": {ERRORS, GUIDE, TARGET},
+    "training": {ERRORS, RUN, GUIDE, TARGET, "dmvi.objectives"},
+    "posterior": {ERRORS, RUN, GUIDE, TARGET},
+    "_fit": {ERRORS, RUN, "dmvi.targets", "dmvi.diffusion", "dmvi.guides", "dmvi.objectives", "dmvi.training"}
+    | {"dmvi.posterior"},
+    "cli": {"dmvi"},
+    "__init__": {"dmvi"},
+    "__main__": {"dmvi"},
+}
+
+
+def modules(source: Path) -> list[Path]:
+    return sorted(source.rglob("*.py"))
+
+
+def stage(source: Path, module: Path) -> str:
+    return module.relative_to(source).parts[0].removesuffix(".py")
+
+
+def imported(source: Path, module: Path) -> set[str]:
+    """Full names of the modules that a module imports, wherever in the file it does so.
+
+    A name taken from a package's table of contents counts as an import of the module it comes from, so that
+    `from dmvi.guides import Guide` is an import of the contract alone.
+    """
+    found = set()
+    package = ("dmvi", *module.relative_to(source).parts[:-1])
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {resolve(source, origin, alias.name) for alias in node.names}
+    return found
+
+
+def resolve(source: Path, origin: str, name: str) -> str:
+    """The module that `from origin import name` reaches."""
+    parts = origin.split(".")
+    if parts[0] != "dmvi":
+        return origin
+    folder = source.joinpath(*parts[1:])
+    if (folder / f"{name}.py").exists() or (folder / name).is_dir():
+        return f"{origin}.{name}"
+    contents = folder / "__init__.py"
+    if contents.exists():
+        for node in ast.parse(contents.read_text()).body:
+            if not isinstance(node, ast.ImportFrom) or not node.module or node.module == origin:
+                continue
+            if name in {alias.asname or alias.name for alias in node.names}:
+                return resolve(source, node.module, name)
+    return origin
+
+
+def violations(source: Path) -> list[str]:
+    """One line for each import against the arrows."""
+    found = []
+    for module in modules(source):
+        own = stage(source, module)
+        allowed = {f"dmvi.{own}", *ARROWS[own]}
+        for name in sorted(imported(source, module)):
+            if name.split(".")[0] in {"benchmarks", "tests"}:
+                found.append(f"{module.relative_to(source)} imports {name}")
+            if name.split(".")[0] == "dmvi" and not any(f"{name}.".startswith(f"{a}.") for a in allowed):
+                found.append(f"{module.relative_to(source)} imports {name}")
+    return found
+
+
+def test_every_stage_has_its_arrows():
+    stages = {stage(SOURCE, module) for module in modules(SOURCE)}
+    assert stages <= ARROWS.keys(), "a new stage needs a line in ARROWS and in CONTRIBUTING.md"
+
+
+def test_imports_follow_the_arrows():
+    assert violations(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("diffusion/_a.py", "from dmvi.targets import Target"),
+        ("targets/_a.py", "import dmvi.diffusion"),
+        ("guides/_a.py", "from dmvi.targets._target import Target"),
+        ("guides/_a.py", "from dmvi import targets"),
+        ("guides/_a.py", "from .. import targets"),
+        ("objectives/_a.py", "from dmvi.guides import DiffusionGuide"),
+        ("objectives/_a.py", "def late():\n    from dmvi.guides._diffusion import DiffusionGuide"),
+        ("training/_a.py", "from ..guides import DiffusionGuide"),
+        ("posterior/_a.py", "from dmvi.training import train"),
+        ("posterior/_a.py", "import dmvi"),
+        ("_fit.py", "from dmvi.cli import main"),
+        ("cli/_a.py", "import benchmarks.lab"),
+    ],
+)
+def test_an_import_against_the_arrows_is_seen(tmp_path, module, line):
+    write_package(tmp_path, module, line)
+    assert violations(tmp_path) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("objectives/_a.py", "from dmvi.guides import Guide"),
+        ("training/_a.py", "from ..guides._guide import Guide"),
+        ("guides/_a.py", "from dmvi.diffusion import MLP\nfrom dmvi._errors import InputError"),
+        ("cli/_a.py", "import dmvi\nfrom dmvi.posterior import Posterior"),
+    ],
+)
+def test_an_import_along_the_arrows_is_let_through(tmp_path, module, line):
+    write_package(tmp_path, module, line)
+    assert violations(tmp_path) == []
+
+
+def write_package(source: Path, module: str, line: str) -> None:
+    """A small package of the same shape with one more module in it."""
+    for name in ["diffusion", "targets", "guides", "objectives", "training", "posterior", "cli"]:
+        (source / name).mkdir()
+        (source / name / "__init__.py").write_text("")
+    (source / "guides" / "__init__.py").write_text(
+        "from dmvi.guides._diffusion import DiffusionGuide as DiffusionGuide\n"
+        "from dmvi.guides._guide import Guide as Guide\n"
+    )
+    (source / "guides" / "_guide.py").write_text("class Guide: ...\n")
+    (source / "guides" / "_diffusion.py").write_text("class DiffusionGuide: ...\n")
+    (source / module).write_text(line + "\n")
