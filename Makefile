@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install  ## fit the eight schools, compare with other methods, draw figures into demo/
-	$(BIN)/dmvi demo
+	$(BIN)/dmvi demo --force
 
 test: install  ## run the tests
 	$(BIN)/python -m pytest

@@ -166,8 +166,8 @@ def _log_weights(guide: Guide, target: LabTarget, keys: Array) -> Float[np.ndarr
     """log pi(xi) - log q(xi) of one draw per key, some thousands at a time."""
 
     def log_weight(key):
-        xi, log_q = guide.draw(key)
-        return target.log_density(xi) - log_q
+        draw = guide.draw(key)
+        return target.log_density(draw.xi) - draw.log_q
 
     return np.asarray(jax.jit(partial(jax.lax.map, log_weight, batch_size=CHUNK))(keys))
 

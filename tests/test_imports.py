@@ -11,6 +11,7 @@ GUIDE = "dmvi.guides._guide"
 TARGET = "dmvi.targets._target"
 ERRORS = "dmvi._errors"
 RUN = "dmvi._run"
+STAGES = ["targets", "diffusion", "guides", "objectives", "training", "starts", "posterior"]
 
 # What each stage may import of dmvi besides itself. A package stands for all of its modules.
 ARROWS = {
@@ -21,9 +22,9 @@ ARROWS = {
     "guides": {ERRORS, "dmvi.diffusion"},
     "objectives": {ERRORS, GUIDE, TARGET},
     "training": {ERRORS, RUN, GUIDE, TARGET, "dmvi.objectives"},
-    "posterior": {ERRORS, RUN, GUIDE, TARGET},
-    "_fit": {ERRORS, RUN, "dmvi.targets", "dmvi.diffusion", "dmvi.guides", "dmvi.objectives", "dmvi.training"}
-    | {"dmvi.posterior"},
+    "starts": {ERRORS, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
+    "posterior": {ERRORS, RUN, GUIDE, TARGET, "dmvi.objectives"},
+    "_fit": {ERRORS, RUN, *(f"dmvi.{stage}" for stage in STAGES)},
     "cli": {"dmvi"},
     "__init__": {"dmvi"},
     "__main__": {"dmvi"},
@@ -108,6 +109,8 @@ def test_imports_follow_the_arrows():
         ("objectives/_a.py", "from dmvi.guides import DiffusionGuide"),
         ("objectives/_a.py", "def late():\n    from dmvi.guides._diffusion import DiffusionGuide"),
         ("training/_a.py", "from ..guides import DiffusionGuide"),
+        ("training/_a.py", "from dmvi.starts import warm_start"),
+        ("starts/_a.py", "from dmvi.posterior import Posterior"),
         ("posterior/_a.py", "from dmvi.training import train"),
         ("posterior/_a.py", "import dmvi"),
         ("_fit.py", "from dmvi.cli import main"),
@@ -135,7 +138,7 @@ def test_an_import_along_the_arrows_is_let_through(tmp_path, module, line):
 
 def write_package(source: Path, module: str, line: str) -> None:
     """A small package of the same shape with one more module in it."""
-    for name in ["diffusion", "targets", "guides", "objectives", "training", "posterior", "cli"]:
+    for name in [*STAGES, "cli"]:
         (source / name).mkdir()
         (source / name / "__init__.py").write_text("")
     (source / "guides" / "__init__.py").write_text(

@@ -97,6 +97,14 @@ def test_npz_that_is_no_archive_is_refused(tmp_path):
         read_data(path)
 
 
+def test_npz_that_is_a_single_array_is_refused(tmp_path):
+    path = tmp_path / "data.npz"
+    with path.open("wb") as file:
+        np.save(file, np.arange(3.0))
+    with pytest.raises(InputError, match="single array without a name; write"):
+        read_data(path)
+
+
 def test_npz_that_is_something_else_is_refused(tmp_path):
     path = tmp_path / "data.npz"
     path.write_bytes(b"hello")

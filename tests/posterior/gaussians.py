@@ -39,7 +39,7 @@ class ScaledGaussian(Guide):
 
     def draw(self, key: PRNGKeyArray) -> Draw:
         xi = self.sample(key)
-        return Draw(xi, self.evidence(xi) + self.error)
+        return Draw(xi, self.evidence(xi) + self.error, (xi - self.shift) / self._scale())
 
     def draw_path(self, key: PRNGKeyArray) -> Draw:
         raise NotImplementedError("nothing here is trained")

@@ -97,7 +97,7 @@ def test_small_faults_are_remarked_upon_without_changing_the_verdict():
     [
         (ScaledGaussian(), Verdict.TRUST),
         (ScaledGaussian(1.3), Verdict.RESAMPLE),
-        (ScaledGaussian(0.4), Verdict.DO_NOT_TRUST),
+        (ScaledGaussian(0.25), Verdict.DO_NOT_TRUST),
     ],
 )
 def test_posteriors_judge_themselves(guide, verdict):

@@ -1,5 +1,9 @@
 """Models that several tests share, with their densities written by hand."""
 
+# NumPyro types what a model samples as ArrayLike, which has no arithmetic.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalSubscript=false
+
 import numpy as np
 import numpyro
 import numpyro.distributions as dist

@@ -1,7 +1,12 @@
 """Every mistake a user can make is told before training, with its place and a way out."""
 
+# NumPyro types what a model samples as ArrayLike, which has no arithmetic.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalSubscript=false
+
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -29,16 +34,24 @@ def refuses(*words, model, args=(), data=None):
 
 def test_unknown_keyword_lists_the_known_and_suggests_the_closest():
     refuses(
-        "'sigmas'", "'sigma', 'y'", "Did you mean 'sigma'?", model=eight_schools, data=dict(sigmas=SIGMA, y=Y)
+        "'sigmas'",
+        "'sigma', 'y'",
+        "Did you mean 'sigma'?",
+        model=eight_schools,
+        data={"sigmas": SIGMA, "y": Y},
     )
 
 
+def test_unknown_keyword_that_differs_by_case():
+    refuses("Did you mean 'y'?", model=eight_schools, args=(SIGMA,), data={"Y": Y})
+
+
 def test_missing_argument():
-    refuses("misses 'sigma'", "eight_schools(sigma, y=None)", model=eight_schools, data=dict(y=Y))
+    refuses("misses 'sigma'", "eight_schools(sigma, y=None)", model=eight_schools, data={"y": Y})
 
 
 def test_argument_given_twice():
-    refuses("multiple values", "'sigma'", model=eight_schools, args=(SIGMA,), data=dict(sigma=SIGMA, y=Y))
+    refuses("multiple values", "'sigma'", model=eight_schools, args=(SIGMA,), data={"sigma": SIGMA, "y": Y})
 
 
 def test_too_many_arguments():
@@ -52,9 +65,9 @@ def test_args_and_data_of_the_wrong_kind():
 
 def test_keyword_arguments_of_wrapped_and_variadic_models():
     wrapped = handlers.reparam(eight_schools, config={})
-    refuses("'sigmma'", "'sigma'", model=wrapped, data=dict(sigmma=SIGMA))
-    refuses("'sigmma'", model=functools.partial(eight_schools, y=Y), data=dict(sigmma=SIGMA))
-    variadic = from_numpyro(lambda **data: eight_schools(**data), data=dict(sigma=SIGMA, y=Y))
+    refuses("'sigmma'", "'sigma'", model=wrapped, data={"sigmma": SIGMA})
+    refuses("'sigmma'", model=functools.partial(eight_schools, y=Y), data={"sigmma": SIGMA})
+    variadic = from_numpyro(lambda **data: eight_schools(**data), data={"sigma": SIGMA, "y": Y})
     assert variadic.dim == 10
 
 
@@ -65,7 +78,7 @@ def test_labels_are_no_numbers():
         "integers",
         model=eight_schools,
         args=(SIGMA,),
-        data=dict(y=np.array(["a", "b"])),
+        data={"y": np.array(["a", "b"])},
     )
 
 
@@ -73,12 +86,12 @@ def test_labels_are_no_numbers():
 
 
 def test_shape_that_does_not_fit_names_the_site():
-    refuses("'y'", "(7,)", "(8,)", model=eight_schools, args=(SIGMA,), data=dict(y=Y[:7]))
+    refuses("'y'", "(7,)", "(8,)", model=eight_schools, args=(SIGMA,), data={"y": Y[:7]})
 
 
 def test_column_of_data_does_not_become_a_matrix():
     """Values (8, 1) against a distribution (8,) would broadcast to 64 terms without an error."""
-    refuses("'y'", "(8, 1)", "(8,)", model=eight_schools, args=(SIGMA,), data=dict(y=Y[:, None]))
+    refuses("'y'", "(8, 1)", "(8,)", model=eight_schools, args=(SIGMA,), data={"y": Y[:, None]})
 
 
 def test_shapes_that_do_not_fit_inside_the_model_name_line_and_shapes():
@@ -87,7 +100,7 @@ def test_shapes_that_do_not_fit_inside_the_model_name_line_and_shapes():
         numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
     error = refuses(
-        "test_bad_input.py", "x (5, 2)", "y (5,)", model=model, data=dict(x=np.ones((5, 2)), y=np.ones(5))
+        "test_bad_input.py", "x (5, 2)", "y (5,)", model=model, data={"x": np.ones((5, 2)), "y": np.ones(5)}
     )
     assert isinstance(error.__cause__, TypeError)
 
@@ -97,27 +110,25 @@ def test_plate_that_does_not_fit_names_the_site():
         with numpyro.plate("n", 5):
             numpyro.sample("theta", dist.Normal(jnp.zeros(8), 1.0))
 
-    error = refuses("at site 'theta'", "y (8,)", model=model, data=dict(y=Y))
+    error = refuses("at site 'theta'", "y (8,)", model=model, data={"y": Y})
     assert isinstance(error.__cause__, ValueError)
 
 
 def test_nan_in_the_observations():
     y = Y.copy()
     y[[1, 4]] = np.nan
-    refuses("'y' holds 2 NaN entries", "site 'y'", "mask", model=eight_schools, args=(SIGMA,), data=dict(y=y))
+    refuses("'y' holds 2 NaN entries", "site 'y'", "mask", model=eight_schools, args=(SIGMA,), data={"y": y})
 
 
 def test_gap_in_a_list_is_nan():
     y = [28.0, None, *Y[2:]]
-    refuses("'y' holds 1 NaN entries", "site 'y'", model=eight_schools, args=(SIGMA,), data=dict(y=y))
+    refuses("'y' holds 1 NaN entry", "site 'y'", model=eight_schools, args=(SIGMA,), data={"y": y})
 
 
 def test_infinite_covariate():
     sigma = SIGMA.copy()
     sigma[0] = np.inf
-    refuses(
-        "'sigma' holds 1 infinite entries", "site 'y'", model=eight_schools, args=(sigma,), data=dict(y=Y)
-    )
+    refuses("'sigma' holds 1 infinite entry", "site 'y'", model=eight_schools, args=(sigma,), data={"y": Y})
 
 
 @pytest.mark.parametrize(
@@ -138,7 +149,7 @@ def test_observations_outside_the_support(likelihood, y, number):
         rate = numpyro.sample("rate", dist.Exponential(1.0))
         numpyro.sample("y", likelihood(rate), obs=y)
 
-    refuses("'y'", number, "support", model=model, data=dict(y=np.array(y)))
+    refuses("'y'", number, "outside the support", model=model, data={"y": np.array(y)})
 
 
 def test_masked_observations_may_be_outside_the_support():
@@ -147,7 +158,7 @@ def test_masked_observations_may_be_outside_the_support():
         with numpyro.plate("n", 3), handlers.mask(mask=y >= 0):
             numpyro.sample("y", dist.Poisson(rate), obs=y)
 
-    assert from_numpyro(model, data=dict(y=np.array([3, -1, 2]))).dim == 1
+    assert from_numpyro(model, data={"y": np.array([3, -1, 2])}).dim == 1
 
 
 def test_support_that_moves_with_a_latent_needs_one_start_inside():
@@ -155,7 +166,12 @@ def test_support_that_moves_with_a_latent_needs_one_start_inside():
         top = numpyro.sample("top", dist.Exponential(0.1))
         numpyro.sample("y", dist.Uniform(0.0, top), obs=y)
 
-    assert from_numpyro(model, data=dict(y=np.array([0.5, 1.5]))).dim == 1
+    target = from_numpyro(model, data={"y": np.array([0.5, 1.5])})
+    values = jax.jit(jax.vmap(target.log_density))(np.log([[1.0], [2.0]]))
+    assert values[0] == -jnp.inf
+    np.testing.assert_allclose(values[1], np.log(0.1) - 0.2 + np.log(2.0) - 2 * np.log(2.0), rtol=1e-5)
+    pointwise = jax.jit(target.log_likelihood)(np.zeros(1))["y"]
+    np.testing.assert_array_equal(pointwise, [0.0, -np.inf])
 
 
 # Models.
@@ -166,7 +182,7 @@ def test_discrete_latent():
         k = numpyro.sample("k", dist.Categorical(jnp.ones(2) / 2), infer={"enumerate": "parallel"})
         numpyro.sample("y", dist.Normal(jnp.array([0.0, 1.0])[k], 1.0), obs=y)
 
-    refuses("'k'", "discrete", "MixtureSameFamily", model=model, data=dict(y=Y))
+    refuses("'k'", "discrete", "MixtureSameFamily", model=model, data={"y": Y})
 
 
 def test_discrete_imputation():
@@ -174,7 +190,7 @@ def test_discrete_imputation():
         rate = numpyro.sample("rate", dist.Exponential(1.0))
         numpyro.sample("y", dist.Poisson(rate), obs=y, obs_mask=np.array([True, False]))
 
-    refuses("'y_unobserved'", "handlers.mask", model=model, data=dict(y=np.array([1, 2])))
+    refuses("'y_unobserved'", "handlers.mask", model=model, data={"y": np.array([1, 2])})
 
 
 def test_no_latents():
@@ -184,6 +200,11 @@ def test_no_latents():
         model=lambda y: numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y),
         args=(Y,),
     )
+
+
+def test_support_without_a_bijection():
+    support = constraints.positive_definite_circulant_vector
+    refuses("'x'", "reparam", model=lambda: numpyro.sample("x", dist.ImproperUniform(support, (), (4,))))
 
 
 def test_delta_latent():
@@ -196,7 +217,7 @@ def test_latent_inside_a_subsampled_plate():
             theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
             numpyro.sample("y", dist.Normal(theta, 1.0), obs=y[index])
 
-    refuses("'theta'", "'n'", "Drop subsample_size", model=model, data=dict(y=Y))
+    refuses("'theta'", "'n'", "Drop subsample_size", model=model, data={"y": Y})
 
 
 def test_subsample_larger_than_its_plate():
@@ -213,7 +234,7 @@ def test_density_that_is_nowhere_finite_names_the_sites():
         numpyro.factor("hard", jnp.where(x > 100.0, 0.0, -jnp.inf))
         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
-    error = refuses("not finite at any of 20 starts", "'hard'", model=model, data=dict(y=Y))
+    error = refuses("not finite at any of 20 starts", "'hard'", model=model, data={"y": Y})
     assert "'y'" not in str(error)
 
 
@@ -236,7 +257,7 @@ def test_density_finite_at_some_starts_is_enough():
 def test_param_outside_its_constraint():
     def model():
         scale = numpyro.param("scale", -1.0, constraint=constraints.positive)
-        numpyro.sample("x", dist.Normal(0.0, scale))
+        numpyro.sample("x", dist.Normal(scale, 1.0))
 
     refuses("'scale'", "constraint", "init_value", model=model)
 
@@ -255,7 +276,7 @@ def test_fault_of_the_model_itself_keeps_its_cause():
         numpyro.sample("x", dist.Normal(0.0, 1.0))
         raise KeyError("groups")
 
-    error = refuses("KeyError", "groups", model=model, data=dict(y=Y))
+    error = refuses("KeyError", "groups", model=model, data={"y": Y})
     assert isinstance(error.__cause__, KeyError)
 
 
@@ -271,7 +292,7 @@ def test_error_leaves_no_handler_behind():
 
 
 def test_dispatch():
-    target = as_target(eight_schools, args=(SIGMA,), data=dict(y=Y))
+    target = as_target(eight_schools, args=(SIGMA,), data={"y": Y})
     assert isinstance(target, Target)
     assert as_target(target) is target
     assert as_target(lambda x: -jnp.sum(x**2), init=np.zeros(3)).dim == 3
@@ -288,8 +309,10 @@ def test_dispatch_names_the_accepted_types(model):
 def test_dispatch_refuses_what_does_not_belong():
     target = from_log_density(lambda x: -jnp.sum(x**2), 0.0)
     with pytest.raises(InputError, match="holds its data already"):
-        as_target(target, data=dict(y=Y))
+        as_target(target, data={"y": Y})
     with pytest.raises(InputError, match="close over the data"):
-        as_target(lambda x: -jnp.sum(x**2), data=dict(y=Y), init=0.0)
+        as_target(lambda x: -jnp.sum(x**2), data={"y": Y}, init=0.0)
+    with pytest.raises(InputError, match="drop it for a NumPyro model"):
+        as_target(lambda point: eight_schools(SIGMA, Y), init={"mu": 0.0})
     with pytest.raises(InputError, match="pass init"):
         as_target(lambda x: -jnp.sum(x**2))

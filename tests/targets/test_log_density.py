@@ -58,7 +58,7 @@ def test_density_sees_the_structure_of_init():
     xi = np.arange(7, dtype=np.float32) / 4
     expected = -(xi[0] ** 2) - np.sum(xi[1:].reshape(3, 2) @ [1, 2])
     np.testing.assert_allclose(jax.jit(target.log_density)(xi), expected, rtol=1e-6)
-    values = target.constrain(xi)
+    values = target.constrain(jnp.asarray(xi))
     assert set(values) == {"mu", "nested.theta"}
     np.testing.assert_array_equal(values["nested.theta"], xi[1:].reshape(3, 2))
 
@@ -85,7 +85,9 @@ def test_init_itself_is_tried():
 
 def test_what_a_log_density_does_not_have():
     target = from_log_density(sum_of_squares, 0.0)
-    assert target.params == target.observed == target.dims == {}
+    assert target.params == {}
+    assert target.observed == {}
+    assert target.dims == {}
     assert target.data_size is None
     assert not target.subsampled
     assert target.draw_batch(jax.random.key(0)) is None

@@ -1,5 +1,9 @@
 """Subsampled plates: the scaled density is unbiased, and without a batch the data are full."""
 
+# NumPyro types what a model samples as ArrayLike, which has no arithmetic.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalSubscript=false
+
 import itertools
 import math
 
@@ -35,7 +39,7 @@ def all_batches(size, count):
 
 
 def test_full_data_without_a_batch():
-    target = from_numpyro(regression, (X,), dict(y=Y))
+    target = from_numpyro(regression, (X,), {"y": Y})
     assert target.subsampled
     assert target.data_size == 6
     xi = jnp.array([0.7])
@@ -88,7 +92,7 @@ def test_nested_subsampled_plates_and_numpyro_subsample():
 
 
 def test_full_subsample_is_no_subsample():
-    target = from_numpyro(regression, (X, Y), dict(batch=6))
+    target = from_numpyro(regression, (X, Y), {"batch": 6})
     assert not target.subsampled
     assert target.draw_batch(jax.random.key(0)) is None
 

@@ -1,12 +1,15 @@
 """Structure of NumPyro models: plates, deterministic and factor sites, handlers, masks, scans."""
 
+# NumPyro types what a model samples as ArrayLike, which has no arithmetic.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalSubscript=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from tests.targets.models import SIGMA, Y, eight_schools, eight_schools_log_density
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import constraints
@@ -14,6 +17,7 @@ from numpyro.infer.reparam import LocScaleReparam, ProjectedNormalReparam, Trans
 from scipy.stats import expon, multivariate_normal, norm
 
 from dmvi.targets import from_numpyro
+from tests.targets.models import SIGMA, Y, eight_schools, eight_schools_log_density
 
 
 def point(target, seed=0):
@@ -30,7 +34,7 @@ def constrain(target, xi):
 
 @pytest.fixture(scope="module")
 def schools():
-    return from_numpyro(eight_schools, (SIGMA,), dict(y=Y))
+    return from_numpyro(eight_schools, (SIGMA,), {"y": Y})
 
 
 def test_density_of_eight_schools_by_hand(schools):
@@ -55,6 +59,8 @@ def test_structure_of_eight_schools(schools):
     assert schools.constrained_params() == {}
     assert schools.draw_batch(jax.random.key(0)) is None
     np.testing.assert_array_equal(schools.observed["y"], Y)
+    shown = "mu, tau, theta[0], theta[1], ..., theta[7]"
+    assert repr(schools) == f"Target(10 dimensions: {shown}, 8 observations)"
 
 
 def test_constrain_gives_latents_and_deterministics(schools):
@@ -103,7 +109,7 @@ def test_model_is_traced_twice_at_construction_and_once_per_compilation():
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
-    target = from_numpyro(model, data=dict(y=Y))
+    target = from_numpyro(model, data={"y": Y})
     assert len(calls) == 2  # once for the structure, once for the density and its gradient
     density = jax.jit(target.log_density)
     density(jnp.zeros(1))
@@ -124,7 +130,7 @@ def test_nested_plates():
                 numpyro.deterministic("twice", 2 * b)
                 numpyro.sample("y", dist.Normal(b, 0.5), obs=y)
 
-    target = from_numpyro(model, data=dict(y=y))
+    target = from_numpyro(model, data={"y": y})
     assert target.dim == 1 + 3 + 12
     assert target.names[4:7] == ("b[0,0]", "b[0,1]", "b[0,2]")
     assert target.dims["a"] == ("column",)
@@ -174,7 +180,7 @@ def test_without_observed_sites():
 
 def test_reparameterised_sites_become_deterministic():
     model = handlers.reparam(eight_schools, config={"theta": LocScaleReparam(centered=0.0)})
-    target = from_numpyro(model, (SIGMA,), dict(y=Y))
+    target = from_numpyro(model, (SIGMA,), {"y": Y})
     assert "theta_decentered[0]" in target.names
     xi = point(target)
     mu, tau, z = xi[0], np.exp(xi[1]), xi[2:]
@@ -194,7 +200,7 @@ def test_transform_reparam_inside_the_model():
             )
         numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
 
-    target = from_numpyro(model, data=dict(y=Y))
+    target = from_numpyro(model, data={"y": Y})
     assert target.names == ("scale_base",)
     np.testing.assert_allclose(constrain(target, jnp.array([0.4]))["scale"], np.exp(0.4), rtol=1e-6)
     expected = norm.logpdf(0.4) + norm.logpdf(Y, 0, np.exp(0.4)).sum()
@@ -238,7 +244,7 @@ def test_improper_flat_priors():
             numpyro.sample("delta", dist.ImproperUniform(constraints.real, (), ()))
         numpyro.sample("y", dist.Normal(mu, sigma), obs=y)
 
-    target = from_numpyro(model, data=dict(y=Y))
+    target = from_numpyro(model, data={"y": Y})
     xi = np.array([2.0, 0.5, 0.1, 0.2], dtype=np.float32)
     expected = 0.5 + norm.logpdf(Y, 2.0, np.exp(0.5)).sum()
     np.testing.assert_allclose(log_density(target, xi), expected, rtol=1e-5)
@@ -253,7 +259,7 @@ def test_masked_entries_may_be_nan():
         with handlers.mask(mask=~np.isnan(y)), numpyro.plate("n", 3):
             numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
-    target = from_numpyro(model, data=dict(y=y))
+    target = from_numpyro(model, data={"y": y})
     value, gradient = jax.jit(jax.value_and_grad(target.log_density))(jnp.array([0.5]))
     np.testing.assert_allclose(value, norm.logpdf([0.5, 0.5, 1.5]).sum(), rtol=1e-6)
     np.testing.assert_allclose(gradient, [0.5 + 1.5 - 0.5], rtol=1e-5)
@@ -261,14 +267,14 @@ def test_masked_entries_may_be_nan():
 
 
 def test_imputation_keeps_the_evidence():
-    """With obs_mask the density stays normalisable: integrating the imputed values gives the observed part."""
+    """With obs_mask the density stays normalisable: the imputed values integrate to one."""
     y = np.array([0.8, np.nan, -0.4])
 
     def model(y):
         with numpyro.plate("n", 3):
             numpyro.sample("y", dist.Normal(0.5, 2.0), obs=y, obs_mask=~np.isnan(y))
 
-    target = from_numpyro(model, data=dict(y=y))
+    target = from_numpyro(model, data={"y": y})
     assert target.names == ("y_unobserved[0]", "y_unobserved[1]", "y_unobserved[2]")
     xi = np.array([0.1, 0.2, 0.3], dtype=np.float32)
     expected = norm.logpdf([0.8, -0.4], 0.5, 2).sum() + norm.logpdf(xi, 0.5, 2).sum()
@@ -285,7 +291,7 @@ def test_imputation_of_vector_events_inside_plates():
             pair = dist.Normal(mu, 2.0).expand([2]).to_event(1)
             numpyro.sample("y", pair, obs=y, obs_mask=np.array([True, False]))
 
-    target = from_numpyro(model, data=dict(y=y))
+    target = from_numpyro(model, data={"y": y})
     assert target.dim == 5
     xi = np.linspace(-1.0, 1.0, 5, dtype=np.float32)
     expected = norm.logpdf(xi[0]) + norm.logpdf(y[0], xi[0], 2).sum() + norm.logpdf(xi[1:], xi[0], 2).sum()
@@ -304,7 +310,7 @@ def test_scanned_sites():
 
         scan(step, 1.0, y)
 
-    target = from_numpyro(model, data=dict(y=y))
+    target = from_numpyro(model, data={"y": y})
     assert target.dim == 4
     xi = np.array([0.2, -0.1, 0.3, 0.5])
     # x = exp(xi), so the log-normal steps are normal steps in xi and the Jacobian cancels their 1 / x.
@@ -336,7 +342,7 @@ def test_vector_events_and_data_size():
         with numpyro.plate("n", 3):
             numpyro.sample("y", dist.MultivariateNormal(mu, covariance), obs=y)
 
-    target = from_numpyro(model, data=dict(y=y))
+    target = from_numpyro(model, data={"y": y})
     assert target.data_size == 3
     assert target.dims == {"mu": (), "y": ("n",)}
     xi = np.array([0.5, -0.5], dtype=np.float32)
@@ -354,7 +360,7 @@ def test_python_computes_with_the_data():
         noise = dist.StudentT(4.0, mu[group], 1.0) if robust else dist.Normal(mu[group], 1.0)
         numpyro.sample("y", noise, obs=y)
 
-    target = from_numpyro(model, (group,), dict(y=Y[:4], robust=False))
+    target = from_numpyro(model, (group,), {"y": Y[:4], "robust": False})
     assert target.dim == 3
     xi = point(target)
     expected = norm.logpdf(xi).sum() + norm.logpdf(Y[:4], xi[group]).sum()
@@ -368,7 +374,7 @@ def test_kinds_of_data(convert):
         with numpyro.plate("n", len(y)) as index:
             numpyro.sample("y", dist.Normal(mu, 1.0), obs=y[index])
 
-    target = from_numpyro(model, data=dict(y=convert(Y)))
+    target = from_numpyro(model, data={"y": convert(Y)})
     np.testing.assert_array_equal(target.observed["y"], Y)
     assert target.observed["y"].dtype == np.float32
     expected = norm.logpdf(0.5) + norm.logpdf(Y, 0.5).sum()

@@ -1,18 +1,22 @@
 """numpyro.param sites are generative parameters: unconstrained in the target, learned by gradient."""
 
+# NumPyro types what a model samples as ArrayLike, which has no arithmetic.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalSubscript=false
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from tests.targets.models import SIGMA, Y, eight_schools
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import LocScaleReparam
 from scipy.stats import norm
 
 from dmvi.targets import from_numpyro
+from tests.targets.models import SIGMA, Y, eight_schools
 
 
 def model(y):
@@ -82,7 +86,7 @@ def test_target_is_an_argument_of_compiled_functions():
 
 def test_learned_centring_is_a_param():
     reparameterised = handlers.reparam(eight_schools, config={"theta": LocScaleReparam()})
-    target = from_numpyro(reparameterised, (SIGMA,), dict(y=Y))
+    target = from_numpyro(reparameterised, (SIGMA,), {"y": Y})
     np.testing.assert_allclose(target.constrained_params()["theta_centered"], 0.5, rtol=1e-6)
 
 

@@ -1,5 +1,9 @@
 """log pi(xi) = log p(theta(xi)) + log |det d theta / d xi| for every support NumPyro can biject."""
 
+# NumPyro types what a model samples as ArrayLike, which has no arithmetic.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalSubscript=false
+
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -224,7 +228,7 @@ def test_agrees_with_numpyro():
         numpyro.sample("y", dist.Normal(sum(theta) + p[0], 1.0 + chol[3, 0] ** 2), obs=y)
 
     y = np.array([0.3, -0.2])
-    target = from_numpyro(model, data=dict(y=y))
+    target = from_numpyro(model, data={"y": y})
     xi = np.linspace(-1.0, 1.0, target.dim, dtype=np.float32)
     n = len(PROPER)
     point = {**dict(zip(PROPER, xi[:n], strict=True)), "chol": xi[n : n + 6], "p": xi[n + 6 :]}

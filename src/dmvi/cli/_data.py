@@ -63,8 +63,14 @@ def _json_value(path: Path, name: str, value: Any) -> Any:
 
 def _npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # NumPy leaves a file that it opened itself open when it is no archive.
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise InputError(f"{path} holds a single array without a name; write it with numpy.savez.")
             arrays = {name: file[name] for name in file.files}
+    except InputError:
+        raise
     except (zipfile.BadZipFile, EOFError) as error:
         raise InputError(f"{path} is not a NumPy archive; write it with numpy.savez.") from error
     except ValueError as error:  # NumPy's word for arrays of Python objects

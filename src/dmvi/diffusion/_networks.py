@@ -113,15 +113,12 @@ class MLP(eqx.Module):
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"MLP needs dropout in [0, 1), got {self.dropout}.")
 
-    def hidden(self, dim_in: int, *, key: PRNGKeyArray) -> Features:
-        """The hidden layers alone, for networks with outputs of their own."""
-        return Features(
-            dim_in, self.width, self.depth, layer_norm=self.layer_norm, dropout=self.dropout, key=key
-        )
-
     def build(self, dim: int, *, key: PRNGKeyArray) -> ResidualMLP:
         """The network for `dim` coordinates."""
-        return ResidualMLP(self.hidden(dim, key=key), jnp.zeros((dim, self.width)), jnp.zeros(dim))
+        features = Features(
+            dim, self.width, self.depth, layer_norm=self.layer_norm, dropout=self.dropout, key=key
+        )
+        return ResidualMLP(features, jnp.zeros((dim, self.width)), jnp.zeros(dim))
 
 
 def _call_module(net: Callable, u: Array, t: Array) -> Array:

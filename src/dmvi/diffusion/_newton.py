@@ -1,4 +1,4 @@
-"""Inversion of small smooth maps."""
+"""Roots of small smooth maps."""
 
 from collections.abc import Callable
 
@@ -6,29 +6,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-NEWTON_STEPS = 40
-HALVINGS = 6
+ITERATIONS = 50
+LONGEST_STEP = 1.0
 
 
-def newton_inverse(
-    function: Callable[[Array], Array], image: Float[Array, " n"], start: Float[Array, " n"]
+def newton_root(
+    residual: Callable[[Array], tuple[Array, Array]], start: Float[Array, " n"]
 ) -> Float[Array, " n"]:
-    """x with function(x) = image, by Newton's method with a halved step where it overshoots.
+    """x with residual(x) = 0 by Newton's method, no step longer than LONGEST_STEP.
 
-    Each step tries 1, 1/2, 1/4, ... of the Newton direction and keeps the smallest residual, the
-    stay-put choice included, so the residual never grows.
+    Args:
+        residual: gives the residual and its Jacobian at a point.
+        start: where to begin; flows move points by a few units, so a bounded step gets anywhere needed.
     """
 
-    def residual(x):
-        return function(x) - image
-
     def iterate(_, x):
-        now = residual(x)
-        direction = jnp.linalg.solve(jax.jacfwd(residual)(x), now)
-        fractions = jnp.append(0.5 ** jnp.arange(HALVINGS, dtype=x.dtype), jnp.zeros((), x.dtype))
-        tried = x - fractions[:, None] * direction
-        sizes = jnp.sum(jax.vmap(residual)(tried) ** 2, axis=-1)
-        best = tried[jnp.argmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))]
-        return jnp.where(jnp.isfinite(best), best, x)
+        value, jacobian = residual(x)
+        step = jnp.linalg.solve(jacobian, value)
+        length = jnp.sqrt(jnp.sum(step**2))
+        return x - step * jnp.minimum(1.0, LONGEST_STEP / jnp.maximum(length, LONGEST_STEP))
 
-    return jax.lax.fori_loop(0, NEWTON_STEPS, iterate, start)
+    return jax.lax.fori_loop(0, ITERATIONS, iterate, start)

@@ -26,32 +26,33 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.diffusion._flow import Flow, Moved, injective_log_det
-from dmvi.diffusion._networks import MLP, Features
-from dmvi.diffusion._newton import newton_inverse
+from dmvi.diffusion._hidden import Hidden
+from dmvi.diffusion._newton import newton_root
 
 LOG_SCALE_LIMIT = 4.0  # bound of |s| in one step; four steps reach scales of e^16
 
 
 class Head(eqx.Module):
-    """Features of a projection and the linear map from them to R^dim, zero at the start."""
+    """Hidden layers of a projection and the linear map from them to R^dim, zero at the start."""
 
-    features: Features
+    hidden: Hidden
     out: Float[Array, "dim width"]
     bias: Float[Array, " dim"]
 
-    def __init__(self, mlp: MLP, rank: int, dim: int, *, key: PRNGKeyArray):
-        self.features = mlp.hidden(rank, key=key)
-        self.out = jnp.zeros((dim, mlp.width))
+    def __init__(self, rank: int, width: int, depth: int, dim: int, *, key: PRNGKeyArray):
+        self.hidden = Hidden(rank, width, depth, key=key)
+        self.out = jnp.zeros((dim, width))
         self.bias = jnp.zeros(dim)
 
-    def __call__(self, a: Array, t: Array, key: PRNGKeyArray | None = None) -> Float[Array, " dim"]:
-        return self.out @ self.features(a, t, key) + self.bias
+    def __call__(self, h: Float[Array, " width"]) -> Float[Array, " dim"]:
+        return self.out @ h + self.bias
 
 
 class Knot(NamedTuple):
-    """One step's time and projections; `folded` is V O, the shift's output seen through V."""
+    """One step's projections and time embeddings; `folded` is V O, the shift's output seen through V."""
 
-    tau: Float[Array, ""]
+    scale_time: Float[Array, " scale_width"]
+    shift_time: Float[Array, " width"]
     w: Float[Array, "scale_rank dim"]
     v: Float[Array, "rank dim"]
     folded: Float[Array, "rank width"]
@@ -67,74 +68,88 @@ class ProjectedFlow(Flow):
     steps: int = eqx.field(static=True)
 
     def knots(self) -> Knot:
+        taus = self.taus()
         return Knot(
-            self.taus(), jax.vmap(orthonormal_rows)(self.raw_w), self.v, self.v @ self.shift.out
+            jax.vmap(self.scale.hidden.embed)(taus),
+            jax.vmap(self.shift.hidden.embed)(taus),
+            jax.vmap(orthonormal_rows)(self.raw_w),
+            self.v,
+            self.v @ self.shift.out,
         )
 
-    def _log_scale(self, knot: Knot, z: Array, key=None) -> Float[Array, " dim"]:
-        s = self.delta * self.scale(z, knot.tau, key)
-        return LOG_SCALE_LIMIT * jnp.tanh(s / LOG_SCALE_LIMIT)
+    def _log_scale(self, h: Float[Array, " scale_width"]) -> Float[Array, " dim"]:
+        """s from the scale's features, bounded."""
+        return LOG_SCALE_LIMIT * jnp.tanh(self.delta * self.scale(h) / LOG_SCALE_LIMIT)
 
-    def _shift(self, knot: Knot, a: Array, key=None) -> Float[Array, " dim"]:
-        return self.delta * self.shift(a, knot.tau, key)
+    def _shift(self, h: Float[Array, " width"]) -> Float[Array, " dim"]:
+        """m from the shift's features."""
+        return self.delta * self.shift(h)
 
-    def _scale_density(self, knot: Knot, z: Array, key=None):
-        """log |det dv/du| as a function of z, with (s, B)."""
-        s = self._log_scale(knot, z, key)
-        b = (knot.w * jnp.exp(-s)) @ knot.w.T
-        return jnp.sum(s) + jnp.linalg.slogdet(b)[1], (s, b)
-
-    def _shift_density(self, knot: Knot, a: Array, key=None):
-        """log |det du'/dv| as a function of a, with A and the features of a."""
-
-        def features(a):
-            h = self.shift.features(a, knot.tau, key)
-            return h, h
-
-        jacobian, h = jax.jacfwd(features, has_aux=True)(a)
-        matrix = jnp.eye(a.shape[0], dtype=a.dtype) + self.delta * knot.folded @ jacobian
-        return injective_log_det(matrix), (matrix, h)
+    def _shift_matrix(self, knot: Knot, jacobian: Float[Array, "width rank"]) -> Float[Array, "rank rank"]:
+        """A = I + V dm/da."""
+        return jnp.eye(jacobian.shape[1], dtype=jacobian.dtype) + self.delta * knot.folded @ jacobian
 
     def step(self, knot, u, key=None):
         z = knot.w @ u
-        v = _scaled(knot.w, u, z, self._log_scale(knot, z, key))[0]
-        return v + self._shift(knot, knot.v @ v, key)
+        s = self._log_scale(self.scale.hidden(z, knot.scale_time))
+        v = _scaled(knot.w, u, z, s)[0]
+        return v + self._shift(self.shift.hidden(knot.v @ v, knot.shift_time))
 
     def step_density(self, knot, u):
         z = knot.w @ u
-        log_det_scale, (s, _) = self._scale_density(knot, z)
+        s = self._log_scale(self.scale.hidden(z, knot.scale_time))
         v = _scaled(knot.w, u, z, s)[0]
-        log_det_shift, (_, h) = self._shift_density(knot, knot.v @ v)
-        return v + self.delta * (self.shift.out @ h + self.shift.bias), log_det_scale + log_det_shift
+        jet = self.shift.hidden.jet(knot.v @ v, knot.shift_time)
+        log_det = injective_log_det(self._shift_matrix(knot, jet.jacobian))
+        return v + self._shift(jet.h), jnp.sum(s) + jnp.linalg.slogdet(_compressed(knot.w, s))[1] + log_det
 
     def step_score(self, knot, u, score, key=None):
-        z = knot.w @ u
-        (log_det_scale, (s, b)), z_gradient = jax.value_and_grad(
-            self._scale_density, argnums=1, has_aux=True
-        )(knot, z, key)
-        v, scaled = _scaled(knot.w, u, z, s)
-        pullback = jax.vjp(lambda z: self._log_scale(knot, z, key), z)[1]
-        score = _score_after_scale(knot.w, s, b, scaled, score, z_gradient, pullback)
-
-        a = knot.v @ v
-        (log_det_shift, (matrix, h)), a_gradient = jax.value_and_grad(
-            self._shift_density, argnums=1, has_aux=True
-        )(knot, a, key)
-        pullback = jax.vjp(lambda a: self._shift(knot, a, key), a)[1]
+        v, log_det_scale, score = self._scale_score(knot, u, score)
+        jet = self.shift.hidden.jet(knot.v @ v, knot.shift_time)
+        matrix = self._shift_matrix(knot, jet.jacobian)
+        inverse = jnp.linalg.inv(matrix)
+        gradient = self.shift.hidden.trace_gradient(jet, self.delta * inverse @ knot.folded)
         # (I + dm/da V)^T G' = G - V^T grad, solved at rank r.
-        right = score - knot.v.T @ a_gradient
-        score = right - knot.v.T @ jnp.linalg.solve(matrix.T, pullback(right)[0])
-        moved = v + self.delta * (self.shift.out @ h + self.shift.bias)
-        return Moved(moved, log_det_scale + log_det_shift, score)
+        right = score - knot.v.T @ gradient
+        pulled = jet.jacobian.T @ (self.delta * (self.shift.out.T @ right))
+        score = right - knot.v.T @ (inverse.T @ pulled)
+        return Moved(v + self._shift(jet.h), log_det_scale + injective_log_det(matrix), score)
+
+    def _scale_score(self, knot: Knot, u: Array, score: Array) -> tuple[Array, Array, Array]:
+        """(v, log |det dv/du|, (dv/du)^{-T} (G - grad log |det dv/du|)), across W's rows, then along them.
+
+        d log det / d s = 1 - diag(W^T B^-1 W) / D.
+        """
+        w, z = knot.w, knot.w @ u
+        jet = self.scale.hidden.jet(z, knot.scale_time)
+        s = self._log_scale(jet.h)
+        v, scaled = _scaled(w, u, z, s)
+        b = _compressed(w, s)
+        inverse = jnp.linalg.inv(b)
+        along = w @ score
+        across = _compressed_solve(w, s, inverse, score - w.T @ along)
+        s_gradient = 1 - jnp.sum(w * (inverse @ w), axis=0) * jnp.exp(-s)
+        s_slope = self.delta * (1 - (s / LOG_SCALE_LIMIT) ** 2)
+        pulled = jet.jacobian.T @ (self.scale.out.T @ (s_slope * (s_gradient + scaled * across)))
+        log_det = jnp.sum(s) + jnp.linalg.slogdet(b)[1]
+        return v, log_det, across + w.T @ (along - pulled)
 
     def step_inverse(self, knot, u):
-        image = knot.v @ u
-        a = newton_inverse(lambda a: a + knot.v @ self._shift(knot, a), image, image)
-        v = u - self._shift(knot, a)
+        a = self._invert_shift(knot, knot.v @ u)
+        v = u - self._shift(self.shift.hidden(a, knot.shift_time))
         z = knot.w @ v
-        s = self._log_scale(knot, z)
-        b = (knot.w * jnp.exp(-s)) @ knot.w.T
-        return knot.w.T @ z + _compressed_solve(knot.w, s, b, v - knot.w.T @ z)
+        s = self._log_scale(self.scale.hidden(z, knot.scale_time))
+        inverse = jnp.linalg.inv(_compressed(knot.w, s))
+        return knot.w.T @ z + _compressed_solve(knot.w, s, inverse, v - knot.w.T @ z)
+
+    def _invert_shift(self, knot: Knot, image: Float[Array, " rank"]) -> Float[Array, " rank"]:
+        """a with a + V m(a) = image."""
+
+        def residual(a):
+            jet = self.shift.hidden.jet(a, knot.shift_time)
+            return a + knot.v @ self._shift(jet.h) - image, self._shift_matrix(knot, jet.jacobian)
+
+        return newton_root(residual, image)
 
 
 def orthonormal_rows(w: Float[Array, "rank dim"]) -> Float[Array, "rank dim"]:
@@ -152,17 +167,15 @@ def _scaled(w: Array, u: Array, z: Array, s: Array) -> tuple[Array, Array]:
     return scaled - w.T @ (w @ scaled) + along, scaled
 
 
-def _compressed_solve(w: Array, s: Array, b: Array, right: Array) -> Array:
-    """x orthogonal to W's rows with P D x = right, for right orthogonal to them too."""
+def _compressed(w: Array, s: Array) -> Float[Array, "scale_rank scale_rank"]:
+    """B = W D^-1 W^T."""
+    return (w * jnp.exp(-s)) @ w.T
+
+
+def _compressed_solve(w: Array, s: Array, inverse: Array, right: Array) -> Array:
+    """x orthogonal to W's rows with P D x = right, for right orthogonal to them too; `inverse` is B^-1."""
     x = jnp.exp(-s) * right
-    return x - jnp.exp(-s) * (w.T @ jnp.linalg.solve(b, w @ x))
-
-
-def _score_after_scale(w, s, b, scaled, score, z_gradient, pullback) -> Array:
-    """(dv/du)^{-T} (G - W^T grad), block by block: first across W's rows, then along them."""
-    along = w @ score
-    across = _compressed_solve(w, s, b, score - w.T @ along)
-    return across + w.T @ (along - z_gradient - pullback(scaled * across)[0])
+    return x - jnp.exp(-s) * (w.T @ (inverse @ (w @ x)))
 
 
 class Projected(eqx.Module):
@@ -171,21 +184,21 @@ class Projected(eqx.Module):
     Args:
         rank: directions that drive shifts (r).
         scale_rank: directions that drive scales (q).
-        mlp: hidden layers of the shift.
-        scale_mlp: hidden layers of the scale.
+        width: hidden units of the shift.
+        scale_width: hidden units of the scale.
+        depth: hidden layers of both.
     """
 
     rank: int = eqx.field(static=True, default=8)
     scale_rank: int = eqx.field(static=True, default=2)
-    mlp: MLP = MLP(width=64, depth=2)
-    scale_mlp: MLP = MLP(width=32, depth=2)
+    width: int = eqx.field(static=True, default=64)
+    scale_width: int = eqx.field(static=True, default=32)
+    depth: int = eqx.field(static=True, default=2)
 
     def __check_init__(self):
-        if self.rank < 1 or self.scale_rank < 1:
-            raise InputError(
-                f"Projected needs rank and scale_rank of at least 1, got rank={self.rank}, "
-                f"scale_rank={self.scale_rank}."
-            )
+        for name in ("rank", "scale_rank", "width", "scale_width", "depth"):
+            if getattr(self, name) < 1:
+                raise InputError(f"Projected needs {name} of at least 1, got {getattr(self, name)}.")
 
     def build(self, dim: int, steps: int, *, key: PRNGKeyArray) -> ProjectedFlow:
         """The flow for `dim` coordinates; ranks are cut to what the dimension allows."""
@@ -193,8 +206,8 @@ class Projected(eqx.Module):
         scale_rank = min(self.scale_rank, max(dim - 1, 1))
         keys = jr.split(key, 4)
         return ProjectedFlow(
-            scale=Head(self.scale_mlp, scale_rank, dim, key=keys[0]),
-            shift=Head(self.mlp, rank, dim, key=keys[1]),
+            scale=Head(scale_rank, self.scale_width, self.depth, dim, key=keys[0]),
+            shift=Head(rank, self.width, self.depth, dim, key=keys[1]),
             raw_w=jr.normal(keys[2], (steps, scale_rank, dim)) / jnp.sqrt(dim),
             v=jr.normal(keys[3], (steps, rank, dim)) / jnp.sqrt(dim),
             steps=steps,

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from dmvi.diffusion._flow import Flow, Moved, injective_log_det
 from dmvi.diffusion._networks import ScoreNetwork
-from dmvi.diffusion._newton import newton_inverse
+from dmvi.diffusion._newton import newton_root
 
 ORDERS = (1, 2, 3)
 
@@ -62,4 +62,7 @@ class NetworkFlow(Flow):
         return Moved(self.step(knot, u, key), log_det, jnp.linalg.solve(jacobian.T, score - gradient))
 
     def step_inverse(self, knot, u):
-        return newton_inverse(lambda v: self.step(knot, v), u, u)
+        def residual(v):
+            return self.step(knot, v) - u, jax.jacfwd(lambda v: self.step(knot, v))(v)
+
+        return newton_root(residual, u)

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from dmvi.guides._guide import Frozen
+
 
 class Affine(eqx.Module):
     """xi = a + S (b + L u) with a fixed anchor (a, S); L is diagonal when `lower` is None."""
 
-    anchor_loc: Float[Array, " dim"]
-    anchor_scale: Float[Array, "dim dim"] | Float[Array, " dim"]
+    anchor: Frozen  # a
+    anchor_scale: Frozen  # S, lower triangle or diagonal
     loc: Float[Array, " dim"]
     log_diagonal: Float[Array, " dim"]
     lower: Float[Array, "dim dim"] | None
@@ -29,24 +31,23 @@ class Affine(eqx.Module):
         whitened = self.loc + jnp.exp(self.log_diagonal) * u
         if self.lower is not None:
             whitened = whitened + jnp.tril(self.lower, -1) @ u
-        anchor_loc, anchor_scale = jax.lax.stop_gradient((self.anchor_loc, self.anchor_scale))
-        if anchor_scale.ndim == 1:
-            return anchor_loc + anchor_scale * whitened
-        return anchor_loc + anchor_scale @ whitened
+        scale = self.anchor_scale.value
+        return self.anchor.value + (scale * whitened if scale.ndim == 1 else scale @ whitened)
 
     def log_det(self) -> Float[Array, ""]:
         """log |det S L|."""
-        anchor = self.anchor_scale if self.anchor_scale.ndim == 1 else jnp.diagonal(self.anchor_scale)
-        return jnp.sum(jnp.log(jnp.abs(jax.lax.stop_gradient(anchor)))) + jnp.sum(self.log_diagonal)
+        scale = self.anchor_scale.value
+        diagonal = scale if scale.ndim == 1 else jnp.diagonal(scale)
+        return jnp.sum(jnp.log(jnp.abs(diagonal))) + jnp.sum(self.log_diagonal)
 
     def inverse(self, xi: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """u with a + S (b + L u) = xi."""
-        centred = _solve(self.anchor_scale, xi - self.anchor_loc) - self.loc
+        centred = _solve(self.anchor_scale.value, xi - self.anchor.value) - self.loc
         return _solve(self._scale(), centred)
 
     def pull_score(self, score: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """(S L)^{-T} G: a score in u as a score in xi."""
-        return _solve_transposed(self.anchor_scale, _solve_transposed(self._scale(), score))
+        return _solve_transposed(self.anchor_scale.value, _solve_transposed(self._scale(), score))
 
     def _scale(self) -> Array:
         diagonal = jnp.exp(self.log_diagonal)
@@ -54,13 +55,8 @@ class Affine(eqx.Module):
 
     def rebased(self) -> "Affine":
         """The same map with everything trained moved into the anchor (b = 0, L = I)."""
-        scale, anchor = self._scale(), self.anchor_scale
-        if anchor.ndim == 1 and scale.ndim == 2:
-            scale = anchor[:, None] * scale
-        elif anchor.ndim == 2 and scale.ndim == 1:
-            scale = anchor * scale
-        else:
-            scale = anchor * scale if scale.ndim == 1 else anchor @ scale
+        trained, anchor = self._scale(), self.anchor_scale.value
+        scale = anchor * trained if trained.ndim == 1 else anchor @ trained
         return anchored(self(jnp.zeros_like(self.loc)), scale, full=self.lower is not None)
 
 
@@ -69,12 +65,12 @@ def anchored(loc: Float[Array, " dim"], scale: Array, *, full: bool) -> Affine:
 
     Args:
         loc: location a.
-        scale: lower triangle or diagonal S.
+        scale: S, a lower triangle where `full`, else a diagonal.
         full: train a lower triangle (full-rank) or a diagonal (mean-field).
     """
     dim = loc.shape[0]
     zeros = jnp.zeros(dim, loc.dtype)
-    return Affine(loc, scale, zeros, zeros, jnp.zeros((dim, dim), loc.dtype) if full else None)
+    return Affine(Frozen(loc), Frozen(scale), zeros, zeros, jnp.zeros((dim, dim), loc.dtype) if full else None)
 
 
 def _solve(scale: Array, x: Array) -> Array:

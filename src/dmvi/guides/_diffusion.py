@@ -13,7 +13,7 @@ from dmvi._errors import InputError
 from dmvi.diffusion import ORDERS, Flow, NetworkFlow, Projected, as_score_network
 from dmvi.guides._affine import Affine
 from dmvi.guides._gaussian import with_path_gradient
-from dmvi.guides._guide import Draw, Guide, GuideRecipe
+from dmvi.guides._guide import Draw, Frozen, Guide, GuideRecipe
 from dmvi.guides._tails import TailedNoise
 
 
@@ -33,16 +33,16 @@ class Diffusion(Guide):
     def draw(self, key):
         z = self.noise.sample(key)
         u, log_det = self.flow.move_density(z)
-        return Draw(self.affine(u), self.noise.log_prob(z) - log_det - self.affine.log_det())
+        return Draw(self.affine(u), self.noise.log_prob(z) - log_det - self.affine.log_det(), z)
 
     def draw_path(self, key):
-        noise_key, dropout_key = jr.split(key)
-        z = self.noise.sample(noise_key)
+        z = self.noise.sample(key)
+        dropout_key = jr.fold_in(key, 1)
         frozen = jax.lax.stop_gradient(self)
         moved = frozen.flow.move_score(z, frozen.noise.score(z), dropout_key)
         log_q = frozen.noise.log_prob(z) - moved.log_det - frozen.affine.log_det()
         xi = self.affine(self.flow.move(z, dropout_key))
-        return Draw(xi, with_path_gradient(log_q, xi, frozen.affine.pull_score(moved.score)))
+        return Draw(xi, with_path_gradient(log_q, xi, frozen.affine.pull_score(moved.score)), z)
 
     def sample(self, key, shape=()):
         count = math.prod(shape)
@@ -55,9 +55,8 @@ class Diffusion(Guide):
         _, log_det = self.flow.move_density(z)
         return self.noise.log_prob(z) - log_det - self.affine.log_det()
 
-    def adapt(self, keys, log_weights):
-        z = jax.vmap(self.noise.sample)(keys)
-        return eqx.tree_at(lambda guide: guide.noise, self, self.noise.refitted(z, log_weights))
+    def adapt(self, noise, log_weights):
+        return eqx.tree_at(lambda guide: guide.noise, self, self.noise.refitted(noise, log_weights))
 
 
 class DiffusionGuide(GuideRecipe):
@@ -96,4 +95,4 @@ class DiffusionGuide(GuideRecipe):
             flow = self.network.build(dim, self.steps, key=key)
         else:
             flow = NetworkFlow(as_score_network(self.network, dim, key=key), self.steps, self.order)
-        return Diffusion(TailedNoise(jnp.ones(dim, affine.loc.dtype)), flow, affine, dim)
+        return Diffusion(TailedNoise(Frozen(jnp.ones(dim, affine.loc.dtype))), flow, affine, dim)

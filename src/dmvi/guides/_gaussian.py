@@ -23,14 +23,14 @@ class Gaussian(Guide):
 
     def draw(self, key):
         u = self._noise(key)
-        return Draw(self.affine(u), standard_log_prob(u) - self.affine.log_det())
+        return Draw(self.affine(u), standard_log_prob(u) - self.affine.log_det(), u)
 
     def draw_path(self, key):
         u = self._noise(key)
         xi = self.affine(u)
         frozen = jax.lax.stop_gradient(self.affine)
         log_q = standard_log_prob(u) - frozen.log_det()
-        return Draw(xi, with_path_gradient(log_q, xi, frozen.pull_score(-u)))
+        return Draw(xi, with_path_gradient(log_q, xi, frozen.pull_score(-u)), u)
 
     def sample(self, key, shape=()):
         noise = jr.normal(key, (*shape, self.dim), self.affine.loc.dtype)
@@ -39,7 +39,7 @@ class Gaussian(Guide):
     def evidence(self, xi, key=None):
         return standard_log_prob(self.affine.inverse(xi)) - self.affine.log_det()
 
-    def adapt(self, keys, log_weights):
+    def adapt(self, noise, log_weights):
         return self
 
     def _noise(self, key: PRNGKeyArray) -> Float[Array, " dim"]:

@@ -4,21 +4,40 @@ import abc
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
+
+
+class Frozen(eqx.Module):
+    """An array that belongs to a guide but is not trained by gradients."""
+
+    value: Array
+
+
+def trainable(tree: Any) -> Any:
+    """Filter specification of `tree`: True at the arrays gradients train."""
+    return jax.tree.map(
+        lambda leaf: not isinstance(leaf, Frozen) and eqx.is_inexact_array(leaf),
+        tree,
+        is_leaf=lambda leaf: isinstance(leaf, Frozen),
+    )
 
 
 class Draw(NamedTuple):
     """One draw and the log-density that makes its importance weight right.
 
-    E[exp(log pi(xi) - log_q)] = evidence, where pi is the unnormalised target.
+    E[exp(log pi(xi) - log_q)] = evidence, where pi is the unnormalised target. `noise` is what the
+    draw was made from.
     """
 
     xi: Float[Array, " dim"]
     log_q: Float[Array, ""]
+    noise: Float[Array, " dim"]
 
 
 class Guide(eqx.Module):
-    """A distribution q over R^dim; its trainable parameters are its inexact array leaves.
+    """A distribution q over R^dim; its trainable parameters are its inexact arrays not marked `Frozen`.
 
     One log-weight, log pi(xi) - log_q, serves the ELBO, the evidence and Pareto-smoothed
     importance sampling; nothing downstream asks which guide it holds. All methods speak of a
@@ -49,11 +68,11 @@ class Guide(eqx.Module):
         """log q(xi) at a given point; exact here, `key` is for guides that only bound it."""
 
     @abc.abstractmethod
-    def adapt(self, keys: PRNGKeyArray, log_weights: Float[Array, " n"]) -> "Guide":
-        """The guide with what reverse KL cannot see (tails) refitted to weighted draws.
+    def adapt(self, noise: Float[np.ndarray, "n dim"], log_weights: Float[np.ndarray, " n"]) -> "Guide":
+        """The guide with what reverse KL cannot see (tails) refitted to weighed draws, on the host.
 
         Args:
-            keys: keys of n earlier draws of this guide.
+            noise: the noise n draws of this guide were made from.
             log_weights: their log-weights log pi(xi) - log_q.
         """
 

@@ -73,7 +73,7 @@ class CoveringELBO(Objective):
 
 def _log_weights(draw, target: Target, keys: PRNGKeyArray, batch: Batch) -> Float[Array, " n"]:
     def one(key):
-        xi, log_q = draw(key)
-        return target.log_density(xi, batch) - log_q
+        made = draw(key)
+        return target.log_density(made.xi, batch) - made.log_q
 
     return jax.vmap(one)(keys)

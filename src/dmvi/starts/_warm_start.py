@@ -13,7 +13,7 @@ from dmvi.guides import Affine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import maximum, precision_at, scale_from_precision
 from dmvi.targets import Target
-from dmvi.training import Progress, Settings, State, default_optimizer, initial_state, run_chunk
+from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
 OPTIMA = 3  # starting points of the search for a mode
 TRIED_STARTS = 20
@@ -97,10 +97,11 @@ def _gaussian_vi(affine: Affine, params: dict, target: Target, key: PRNGKeyArray
 
     def one(affine: Affine, params: dict):
         model = eqx.tree_at(lambda t: t.params, target, params)
-        state = initial_state(Gaussian(affine, affine.dim), model, SETTINGS)
+        start = Trained(Gaussian(affine, affine.dim), params)
+        state = initial_state(start, SETTINGS)
         state = state._replace(cooldown=jnp.asarray(STAGE_STEPS - SETTINGS.cooldown_steps, jnp.int32))
-        state: State = run_chunk(state, model, SETTINGS, key)[0]
-        return state.trained.guide.affine.rebased(), state.trained.params
+        end = start.with_flat(run_chunk(state, start, model, SETTINGS, key)[0].flat)
+        return end.guide.affine.rebased(), end.params
 
     return jax.vmap(one)(affine, params)
 
@@ -112,8 +113,8 @@ def _elbos(affine: Affine, params: dict, target: Target, key: PRNGKeyArray) -> F
         model = eqx.tree_at(lambda t: t.params, target, params)
 
         def log_weight(key):
-            xi, log_q = guide.draw(key)
-            return model.log_density(xi) - log_q
+            draw = guide.draw(key)
+            return model.log_density(draw.xi) - draw.log_q
 
         return jnp.mean(jax.vmap(log_weight)(jr.split(key, WEIGHED)))
 

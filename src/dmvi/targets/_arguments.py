@@ -75,8 +75,9 @@ def _check_signature(model: Callable, args: tuple, kwargs: dict[str, Any]) -> di
 def _check_known(parameters: list[str], data: dict[str, Any]) -> None:
     for name in data:
         if name not in parameters:
-            close = difflib.get_close_matches(name, parameters, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else "Rename or drop it."
+            by_lower = {parameter.lower(): parameter for parameter in parameters}
+            close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+            hint = f"Did you mean {by_lower[close[0]]!r}?" if close else "Rename or drop it."
             known = ", ".join(map(repr, parameters)) or "none"
             raise InputError(f"The model has no argument {name!r}; its arguments are: {known}. {hint}")
 
@@ -121,7 +122,8 @@ def describe_nonfinite(values: dict[str, Any]) -> dict[str, str]:
         if jnp.issubdtype(array.dtype, jnp.floating):
             counts = {"NaN": int(np.isnan(array).sum()), "infinite": int(np.isinf(array).sum())}
             if any(counts.values()):
-                found[name] = " and ".join(f"{n} {kind}" for kind, n in counts.items() if n) + " entries"
+                numbers = " and ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+                found[name] = f"{numbers} {'entry' if sum(counts.values()) == 1 else 'entries'}"
     return found
 
 

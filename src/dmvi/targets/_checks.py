@@ -118,13 +118,23 @@ def explain_failure(error: Exception, function: Callable, what: str, values: dic
     lines = [line for frame, line in frames if frame.f_code.co_filename == file]
     place = f" (line {lines[-1]} of {Path(file).name})" if lines else ""
     reason = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-    hint = f"Check that model and {what} fit each other."
-    if isinstance(error, jax.errors.JAXTypeError):
-        hint = "The function has to be traceable by JAX: use jax.numpy for what depends on its variables."
     return InputError(
         f"The model could not be evaluated{site}{place}: {type(error).__name__}: {reason}. "
-        f"Shapes of {what}: {describe_shapes(values)}. {hint}"
+        f"Shapes of {what}: {describe_shapes(values)}. {_hint(error, what, bool(names))}"
     )
+
+
+def _hint(error: Exception, what: str, at_site: bool) -> str:
+    if at_site and what == "init":
+        return "init marks the function as a JAX log-density; drop it for a NumPyro model."
+    if isinstance(error, jax.errors.JAXTypeError):
+        return "The function has to be traceable by JAX: use jax.numpy for what depends on its variables."
+    if at_site and isinstance(error, NotImplementedError):
+        return (
+            "NumPyro may have no map from R^d to the support of this site: reparameterise it with "
+            "numpyro.handlers.reparam or choose another distribution."
+        )
+    return f"Check that model and {what} fit each other."
 
 
 def _innermost(function: Callable) -> Callable:

@@ -24,7 +24,7 @@ def as_target(
     Raises:
         InputError: for any other type, or arguments that do not belong to the type given.
     """
-    has_data = args not in ((), []) or data is not None
+    has_data = data is not None or not isinstance(args, tuple | list) or len(args) > 0
     if isinstance(model, Target):
         if has_data or init is not None:
             raise InputError("A Target holds its data already; drop args, data and init.")

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from dmvi._errors import InputError
@@ -14,7 +15,7 @@ from dmvi.targets._coordinates import Coordinates
 from dmvi.targets._target import Batch, Target
 
 
-def from_log_density(log_density: Callable[[Any], Array], init: Any) -> Target:
+def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Target:
     r"""Turn an unconstrained log-density of a pytree into a Target.
 
     log pi(xi) = log_density(x), where x has the structure of `init` and xi are its entries in order.

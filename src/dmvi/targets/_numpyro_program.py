@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpyro
 from jaxtyping import Array, PRNGKeyArray
 from numpyro import handlers
 from numpyro.infer import init_to_uniform
@@ -13,7 +14,7 @@ from numpyro.infer.util import potential_energy
 
 from dmvi.targets._arguments import Arguments
 from dmvi.targets._numpyro_handlers import ChoosePlateIndices, GiveImputedValuesTheirPrior
-from dmvi.targets._numpyro_sites import Site, Sites, Trace, constrained_param, count_outside_support
+from dmvi.targets._numpyro_sites import Site, Sites, Trace, constrained_param, inside_support, log_prob
 from dmvi.targets._target import Batch
 
 
@@ -32,7 +33,12 @@ class Program:
     sites: Sites
 
     def evaluate(self, xi: Array, params: dict[str, Any], batch: Batch = None) -> tuple[Array, Trace]:
-        """log pi(xi; psi) and the trace of the model there; one run of the model gives both."""
+        """log pi(xi; psi) and the trace of the model there; one run of the model gives both.
+
+        NumPyro's validation is off: it would check at every evaluation that latents lie in the supports
+        they were just mapped to, with an eigendecomposition for a covariance, and take rounding for a
+        fault. What it is right about, data outside a support that moves with a latent, is done here.
+        """
 
         def on_support(site: Site) -> Any:
             known = site["type"] == "param" and site["name"] in params
@@ -40,9 +46,13 @@ class Program:
 
         model = handlers.substitute(self.model, substitute_fn=on_support)
         latents = self.sites.coordinates.split(xi)
-        with _effects(ChoosePlateIndices(batch)) as trace:
+        with numpyro.validation_enabled(False), _effects(ChoosePlateIndices(batch)) as trace:
             energy = potential_energy(model, self.arguments.args, self.arguments.kwargs, latents)
-        return -jnp.asarray(energy, xi.dtype), trace
+        value = -jnp.asarray(energy, xi.dtype)
+        for name in self.sites.observed:
+            inside = inside_support(trace[name])
+            value = value if inside is None else jnp.where(jnp.all(inside), value, -jnp.inf)
+        return value, trace
 
     def log_density(self, xi: Array, params: dict[str, Any], batch: Batch = None) -> Array:
         """log pi(xi; psi), on a batch of the data if one is given."""
@@ -63,20 +73,26 @@ class Program:
 
     def log_likelihood(self, xi: Array, params: dict[str, Any]) -> dict[str, Array]:
         """log p(y_i | theta) of every observed event, by site."""
-        trace = self.evaluate(xi, params)[1]
-        return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in self.sites.observed}
+        trace, values = self.evaluate(xi, params)[1], {}
+        for name in self.sites.observed:
+            value, inside = log_prob(trace[name]), inside_support(trace[name])
+            values[name] = value if inside is None else jnp.where(inside, value, -jnp.inf)
+        return values
 
     def probe(self, xi: Array, params: dict[str, Any]) -> tuple[Array, Array]:
         """log pi(xi; psi) and, for each observed site, the number of events outside its support."""
         value, trace = self.evaluate(xi, params)
-        outside = [count_outside_support(trace[name]) for name in self.sites.observed]
-        return value, jnp.stack([*outside, jnp.zeros((), int)])[:-1]
+        outside = jnp.zeros(len(self.sites.observed), int)
+        for i, name in enumerate(self.sites.observed):
+            inside = inside_support(trace[name])
+            outside = outside if inside is None else outside.at[i].set(jnp.sum(jnp.logical_not(inside)))
+        return value, outside
 
     def is_finite(self, xi: Array, params: dict[str, Any]) -> dict[str, Array]:
         """Whether the log-probability of each site, factors included, is finite."""
         trace = self.evaluate(xi, params)[1]
         sampled = {name: site for name, site in trace.items() if site["type"] == "sample"}
-        return {n: jnp.all(jnp.isfinite(site["fn"].log_prob(site["value"]))) for n, site in sampled.items()}
+        return {name: jnp.all(jnp.isfinite(log_prob(site))) for name, site in sampled.items()}
 
 
 def trace_prior(

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array
 from numpyro.distributions import biject_to, constraints
@@ -95,27 +97,34 @@ def constrained_param(site: Site, value: Any) -> Any:
     return value if constraint is constraints.real else biject_to(constraint)(value)
 
 
-def count_outside_support(site: Site) -> Array:
-    """How many observed events lie outside their support; masked events do not count.
+def log_prob(site: Site) -> Array:
+    """Log-probabilities of the events of a site, without NumPyro's checks of value and support."""
+    with numpyro.validation_enabled(False):
+        return site["fn"].log_prob(site["value"])
 
-    NumPyro's densities are often finite there, so the log-density alone would not tell. Supports
-    of whole vectors (a simplex) are left out: rounding alone can break their equalities.
+
+def inside_support(site: Site) -> Any:
+    """Which observed events lie inside their support; None if certainly all. Masked events are inside.
+
+    The support of a whole vector of reals, as a simplex, is left out: rounding breaks its equalities.
     """
-    fn = site["fn"]
-    support = fn.support
+    fn, support = site["fn"], site["fn"].support
+    value = site["value"] if isinstance(site["value"], jax.Array) else np.asarray(site["value"])
+    inside: Any
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    if support.event_dim > 0 and not support.is_discrete:
-        return jnp.zeros((), int)
+    if support is constraints.real or (support.event_dim > 0 and not support.is_discrete):
+        return None
     try:
-        inside = support(jnp.asarray(site["value"]))
+        inside = support(value)
+    except jax.errors.TracerArrayConversionError:  # NumPy data against bounds that depend on a latent
+        inside = support(jnp.asarray(value))
     except NotImplementedError:  # a support that only the distribution's own code knows
-        return jnp.zeros((), int)
+        return None
     extra = fn.event_dim - support.event_dim
-    inside = jnp.all(inside, axis=tuple(range(-extra, 0))) if extra > 0 else inside
-    if _is_masked(fn):
-        inside = inside | (fn.log_prob(site["value"]) == 0)
-    return jnp.sum(jnp.logical_not(inside))
+    inside = inside.all(axis=tuple(range(-extra, 0))) if extra > 0 else inside
+    inside = inside | (log_prob(site) == 0) if _is_masked(fn) else inside
+    return None if isinstance(inside, np.ndarray | np.bool_) and inside.all() else inside
 
 
 def _is_masked(fn: dist.Distribution) -> bool:
@@ -162,14 +171,7 @@ def _check_observed_shape(site: Site) -> None:
 
 
 def _unconstrained_shape(site: Site) -> tuple[int, ...]:
-    try:
-        transform = biject_to(site["fn"].support)
-    except NotImplementedError as error:
-        raise InputError(
-            f"Latent site {site['name']!r} has support {site['fn'].support}, which NumPyro cannot map to "
-            "R^d; reparameterise the site with numpyro.handlers.reparam or choose another distribution."
-        ) from error
-    return tuple(transform.inverse_shape(jnp.shape(site["value"])))
+    return tuple(biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"])))
 
 
 def _batch_shape(site: Site) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 """The loop that fits a guide to a target."""
 
-from dmvi.training._evaluate import log_weights as log_weights
 from dmvi.training._loop import Budget as Budget
 from dmvi.training._loop import Outcome as Outcome
 from dmvi.training._loop import Trainer as Trainer
@@ -9,6 +8,7 @@ from dmvi.training._progress import Silent as Silent
 from dmvi.training._progress import progress_for as progress_for
 from dmvi.training._state import Settings as Settings
 from dmvi.training._state import State as State
+from dmvi.training._state import Trained as Trained
 from dmvi.training._state import default_optimizer as default_optimizer
 from dmvi.training._state import initial_state as initial_state
 from dmvi.training._state import run_chunk as run_chunk

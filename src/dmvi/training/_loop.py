@@ -11,12 +11,11 @@ from jaxtyping import Array, PRNGKeyArray
 from dmvi._run import Status
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
-from dmvi.training._evaluate import adapt, weigh
+from dmvi.training._look import Look, look_at
 from dmvi.training._progress import Progress
-from dmvi.training._state import Settings, State, Trained, initial_state, run_chunk
+from dmvi.training._state import Settings, Trained, initial_state, run_chunk
 from dmvi.training._stopping import TOLERANCE, Plateau
 
-POOL = 2000  # fresh draws of a look
 COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
 MAX_RETURNS = 3
 
@@ -42,13 +41,6 @@ class Outcome(NamedTuple):
     history_steps: np.ndarray
 
 
-class Look(NamedTuple):
-    """The ELBO as seen between two chunks."""
-
-    elbo: float
-    error: float
-
-
 class Trainer:
     """One training run, from a guide's start to its best."""
 
@@ -64,12 +56,13 @@ class Trainer:
     ):
         self._target, self._settings, self._budget, self._progress = target, settings, budget, progress
         self._step_key, self._look_key = jr.split(key)
-        self.state = initial_state(guide, target, settings)
+        self._trained = Trained(guide, target.params)
+        self._state = initial_state(self._trained, settings)
         self._looks: list[Look] = []
         self._look_steps: list[int] = []
         self._returns = 0
         self._chunk_seconds = 0.0
-        self._start = self._best = (self.state.trained, self._look(np.array([-np.inf])))
+        self._start = self._best = (self._trained, self._look(np.array([]), adapting=False))
 
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
@@ -86,7 +79,7 @@ class Trainer:
         """Full learning rate until the plateau or until only the cooldown fits in the budget."""
         plateau = Plateau()
         last = self._budget.steps - self._settings.cooldown_steps
-        while int(self.state.step) < last:
+        while int(self._state.step) < last:
             look = self._advance()
             if look.elbo < self._best[1].elbo - COLLAPSE:
                 self._returns += 1
@@ -101,9 +94,9 @@ class Trainer:
 
     def _anneal(self, status: Status) -> Status:
         """Let the learning rate fall to zero."""
-        self.state = self.state._replace(cooldown=self.state.step)
-        end = int(self.state.step) + self._settings.cooldown_steps
-        while int(self.state.step) < end:
+        self._state = self._state._replace(cooldown=self._state.step)
+        end = int(self._state.step) + self._settings.cooldown_steps
+        while int(self._state.step) < end:
             if self._out_of_time(0):
                 return Status.TIME_LIMIT
             self._advance(end)
@@ -111,38 +104,34 @@ class Trainer:
 
     def _advance(self, end: int | None = None) -> Look:
         began = time.perf_counter()
-        self.state, elbos = compiled_chunk(self.state, self._target, self._settings, self._step_key)
-        elbos = np.asarray(elbos, float)
-        look = self._look(elbos)
+        self._state, elbos = compiled_chunk(
+            self._state, self._trained, self._target, self._settings, self._step_key
+        )
+        self._trained = self._trained.with_flat(self._state.flat)
+        look = self._look(np.asarray(elbos, float), adapting=True)
         self._chunk_seconds = time.perf_counter() - began
-        step = int(self.state.step)
+        step = int(self._state.step)
         self._looks.append(look)
         self._look_steps.append(step)
         if look.elbo >= self._best[1].elbo:
-            self._best = (self.state.trained, look)
+            self._best = (self._trained, look)
         self._progress.update(step, end or self._budget.steps, look.elbo)
         return look
 
-    def _look(self, training_elbos: np.ndarray) -> Look:
+    def _look(self, training_elbos: np.ndarray, *, adapting: bool) -> Look:
         """Fresh draws on the full data; with minibatches the training draws have to do."""
         if self._target.subsampled:
-            finite = training_elbos[np.isfinite(training_elbos)]
-            if finite.size == 0:
-                return Look(-np.inf, 0.0)
-            return Look(float(finite.mean()), float(finite.std() / np.sqrt(finite.size)))
+            return Look.at(training_elbos)
         self._look_key, key = jr.split(self._look_key)
-        trained = self.state.trained
-        pool = weigh(trained.guide, _with_params(self._target, trained), key, POOL)
-        if int(self.state.step) > 0 and not trained.params:
-            guide = adapt(trained.guide, pool)
-            self.state = self.state._replace(trained=trained._replace(guide=guide))
-        return Look(pool.elbo(), pool.standard_error())
+        model = eqx.tree_at(lambda t: t.params, self._target, self._trained.params)
+        look, guide = look_at(self._trained.guide, model, key, adapting=adapting)
+        self._trained = self._trained._replace(guide=guide)
+        return look
 
     def _return_to_best(self) -> None:
-        fresh = initial_state(self._best[0].guide, self._target, self._settings)
-        self.state = State(
-            self._best[0], fresh.optimizer, self.state.step, self.state.skipped, self.state.cooldown
-        )
+        self._trained = self._best[0]
+        fresh = initial_state(self._trained, self._settings)
+        self._state = self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
 
     def _out_of_time(self, steps_left: int) -> bool:
         if self._budget.deadline is None:
@@ -152,7 +141,7 @@ class Trainer:
 
     def _outcome(self, status: Status) -> Outcome:
         """The annealed guide, unless an earlier look or the start was clearly better."""
-        trained, look = self.state.trained, self._looks[-1] if self._looks else self._start[1]
+        trained, look = self._trained, self._looks[-1] if self._looks else self._start[1]
         best, best_look = self._best
         noise = 3 * np.hypot(look.error, best_look.error)
         if not self._looks or look.elbo < best_look.elbo - max(noise, TOLERANCE):
@@ -163,12 +152,8 @@ class Trainer:
             trained.guide,
             trained.params,
             status,
-            int(self.state.step),
-            int(self.state.skipped),
+            int(self._state.step),
+            int(self._state.skipped),
             np.array([look.elbo for look in self._looks]),
             np.array(self._look_steps, int),
         )
-
-
-def _with_params(target: Target, trained: Trained) -> Target:
-    return eqx.tree_at(lambda t: t.params, target, trained.params)

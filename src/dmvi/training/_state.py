@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dmvi.guides._guide import Guide
+from dmvi.guides._guide import Guide, trainable
 from dmvi.objectives._objective import Objective
 from dmvi.targets._target import Target
 
@@ -22,19 +23,28 @@ class Trained(NamedTuple):
     guide: Guide
     params: dict[str, Array]
 
+    def flat(self) -> Float[Array, " size"]:
+        """Every trainable number in one vector: one array keeps the optimiser's program small."""
+        return ravel_pytree(eqx.filter(self, trainable(self)))[0]
+
+    def with_flat(self, flat: Float[Array, " size"]) -> "Trained":
+        """This guide and these parameters at other values of what is trainable."""
+        moving, fixed = eqx.partition(self, trainable(self))
+        return eqx.combine(ravel_pytree(moving)[1](flat), fixed)
+
 
 class State(NamedTuple):
     """Everything a step changes.
 
     Attributes:
-        trained: guide and generative parameters.
+        flat: trainable numbers.
         optimizer: Optax state.
         step: steps taken.
         skipped: updates left out because they were not finite.
         cooldown: step at which the learning rate begins to fall.
     """
 
-    trained: Trained
+    flat: Float[Array, " size"]
     optimizer: Any
     step: Int[Array, ""]
     skipped: Int[Array, ""]
@@ -64,65 +74,57 @@ def default_optimizer(learning_rate: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(10.0), optax.adam(learning_rate))
 
 
-def initial_state(guide: Guide, target: Target, settings: Settings) -> State:
+def initial_state(trained: Trained, settings: Settings) -> State:
     """The state before the first step."""
-    trained = Trained(guide, target.params)
-    optimizer = settings.optimizer.init(eqx.filter(trained, eqx.is_inexact_array))
+    flat = trained.flat()
     zero = jnp.zeros((), jnp.int32)
-    return State(trained, optimizer, zero, zero, jnp.full((), jnp.iinfo(jnp.int32).max, jnp.int32))
+    never = jnp.full((), jnp.iinfo(jnp.int32).max, jnp.int32)
+    return State(flat, settings.optimizer.init(flat), zero, zero, never)
 
 
 def run_chunk(
-    state: State, target: Target, settings: Settings, key: PRNGKeyArray
+    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
 ) -> tuple[State, Float[Array, " chunk"]]:
     """`settings.chunk` steps under `lax.scan`; also the ELBO estimate of every step.
 
-    `key` is the fit's own: a step's key is folded from its number, so results do not depend on chunks.
+    Args:
+        state: where to go on.
+        trained: gives the structure and everything that is not trained.
+        target: what to approximate.
+        settings: how to train.
+        key: the fit's own; a step's key is folded from its number, so results do not depend on chunks.
     """
-    arrays, static = eqx.partition(state, eqx.is_array)
-
-    def body(arrays, _):
-        state, elbo = _step(eqx.combine(arrays, static), target, settings, key)
-        return eqx.filter(state, eqx.is_array), elbo
-
-    arrays, elbos = jax.lax.scan(body, arrays, None, length=settings.chunk)
-    return eqx.combine(arrays, static), elbos
+    return jax.lax.scan(
+        lambda state, _: _step(state, trained, target, settings, key), state, None, length=settings.chunk
+    )
 
 
-def _step(state: State, target: Target, settings: Settings, key: PRNGKeyArray) -> tuple[State, Array]:
-    draw_key, batch_key = jr.split(jr.fold_in(key, state.step))
-    keys = jr.split(draw_key, settings.particles)
-    batch = target.draw_batch(batch_key)
+def _step(
+    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
+) -> tuple[State, Array]:
+    keys = jr.split(jr.fold_in(key, state.step), settings.particles + 1)
+    batch = target.draw_batch(keys[-1])
 
-    def loss(trained: Trained):
-        model = eqx.tree_at(lambda t: t.params, target, trained.params)
-        return settings.objective(trained.guide, model, keys, batch)
+    def loss(flat):
+        now = trained.with_flat(flat)
+        model = eqx.tree_at(lambda t: t.params, target, now.params)
+        return settings.objective(now.guide, model, keys[:-1], batch)
 
-    (_, elbo), gradient = eqx.filter_value_and_grad(loss, has_aux=True)(state.trained)
-    weights = eqx.filter(state.trained, eqx.is_inexact_array)
-    updates, optimizer = settings.optimizer.update(gradient, state.optimizer, weights)
-    rate = _rate(state, settings)
-    updates = jax.tree.map(lambda update: (rate * update).astype(update.dtype), updates)
-    usable = _all_finite(updates)
-    trained = _choose(usable, eqx.apply_updates(state.trained, updates), state.trained)
-    optimizer = _choose(usable, optimizer, state.optimizer)
+    (_, elbo), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
+    updates, optimizer = settings.optimizer.update(gradient, state.optimizer, state.flat)
+    usable = jnp.all(jnp.isfinite(updates)) & jnp.isfinite(elbo)
+    flat, optimizer = jax.tree.map(
+        lambda new, old: jnp.where(usable, new, old),
+        (state.flat + _rate(state, settings) * updates, optimizer),
+        (state.flat, state.optimizer),
+    )
     skipped = state.skipped + jnp.where(usable, 0, 1)
-    return State(trained, optimizer, state.step + 1, skipped, state.cooldown), elbo
+    return State(flat, optimizer, state.step + 1, skipped, state.cooldown), elbo
 
 
 def _rate(state: State, settings: Settings) -> Float[Array, ""]:
     """Fraction of the full learning rate: linear warm-up, flat, then a half-cosine to zero."""
-    warm_up = jnp.minimum(1.0, (state.step + 1) / WARM_UP)
-    progress = jnp.clip((state.step - state.cooldown) / settings.cooldown_steps, 0.0, 1.0)
+    dtype = state.flat.dtype
+    warm_up = jnp.minimum(1.0, (state.step + 1).astype(dtype) / WARM_UP)
+    progress = jnp.clip((state.step - state.cooldown).astype(dtype) / settings.cooldown_steps, 0.0, 1.0)
     return warm_up * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-
-
-def _all_finite(tree: Any) -> Bool[Array, ""]:
-    sums = [jnp.sum(leaf) for leaf in jax.tree.leaves(tree)]
-    return jnp.all(jnp.isfinite(jnp.stack([total.astype(jnp.result_type(float)) for total in sums])))
-
-
-def _choose(condition: Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(
-        lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old
-    )

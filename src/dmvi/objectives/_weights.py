@@ -1,0 +1,58 @@
+"""Weighed draws on the full data: what fits are compared, corrected and judged by."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.random as jr
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from dmvi.guides._guide import Guide
+from dmvi.targets._target import Target
+
+# All of them divide 4,000 and 20,000, so that nothing is drawn only to be thrown away.
+_CHUNKS = (2000, 1000, 500, 250, 100, 50, 25)
+# Numbers that one chunk may hold at a time: 64 MiB in float32.
+_CHUNK_NUMBERS = 2**24
+
+
+class Weighed(NamedTuple):
+    """Draws xi with both terms of their log-weights log pi(xi) - log_q; arrays of JAX, then of NumPy."""
+
+    xi: Any
+    log_pi: Any
+    log_q: Any
+    noise: Any
+
+    @property
+    def log_w(self) -> np.ndarray:
+        """log w = log pi(xi) - log_q, in double precision."""
+        with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN, and is counted as such
+            return np.asarray(self.log_pi, np.float64) - np.asarray(self.log_q, np.float64)
+
+
+def chunk_size(dim: int, data_size: int | None) -> int:
+    """How many draws go through the device together.
+
+    A draw with its density needs room for a Jacobian of dim x dim in the worst case, and for one
+    term per observation. Small chunks keep wide models and long data within memory.
+    """
+    numbers = dim * max(dim, 64) + 8 * (data_size or 0)
+    return next((size for size in _CHUNKS if size * numbers <= _CHUNK_NUMBERS), _CHUNKS[-1])
+
+
+def chunk_keys(key: PRNGKeyArray, n: int, chunk: int) -> list[PRNGKeyArray]:
+    """One key for each chunk of n draws."""
+    return [jr.fold_in(key, i) for i in range(-(-n // chunk))]
+
+
+@eqx.filter_jit
+def weigh_chunk(guide: Guide, target: Target, key: PRNGKeyArray, chunk: int) -> Weighed:
+    """One chunk of draws; training and diagnostics call this one compiled program."""
+
+    def one(key: PRNGKeyArray) -> Weighed:
+        draw = guide.draw(key)
+        return Weighed(draw.xi, target.log_density(draw.xi), draw.log_q, draw.noise)
+
+    return jax.vmap(one)(jr.split(key, chunk))

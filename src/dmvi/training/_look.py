@@ -1,0 +1,48 @@
+"""Looks at a guide between chunks: fresh draws on the full data."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from dmvi.guides._guide import Guide
+from dmvi.objectives._weights import chunk_keys, chunk_size, weigh_chunk
+from dmvi.targets._target import Target
+
+LOOK_DRAWS = 2000
+USABLE = 0.9  # share of finite weights below which a guide counts as broken
+
+
+class Look(NamedTuple):
+    """An estimate of the ELBO and its standard error."""
+
+    elbo: float
+    error: float
+
+    @classmethod
+    def at(cls, log_weights: Float[np.ndarray, " n"]) -> "Look":
+        """From log-weights; minus infinity where too many are not finite."""
+        finite = log_weights[np.isfinite(log_weights)]
+        if finite.size <= USABLE * log_weights.size or finite.size == 0:
+            return cls(-np.inf, 0.0)
+        return cls(float(finite.mean()), float(finite.std() / np.sqrt(finite.size)))
+
+
+class FreshLook(NamedTuple):
+    """A look and the guide adapted to the draws it saw."""
+
+    look: Look
+    adapted: Guide
+
+
+def look_at(guide: Guide, target: Target, key: PRNGKeyArray, *, adapting: bool) -> FreshLook:
+    """The ELBO of `guide` on LOOK_DRAWS fresh draws, and the guide refitted where reverse KL is blind."""
+    chunk = chunk_size(target.dim, target.data_size)
+    parts = [weigh_chunk(guide, target, part, chunk) for part in chunk_keys(key, LOOK_DRAWS, chunk)]
+    log_weights = np.concatenate([part.log_w for part in parts])
+    look = Look.at(log_weights)
+    if adapting and np.isfinite(look.elbo):
+        noise = np.concatenate([np.asarray(part.noise) for part in parts])
+        # A weight that is not finite counts as zero.
+        guide = guide.adapt(noise, np.where(np.isfinite(log_weights), log_weights, -np.inf))
+    return FreshLook(look, guide)
