@@ -27,7 +27,7 @@ STEPS = 4000
 PARTICLES = 32
 LEARNING_RATE = 6e-3
 LOOKS = 16  # chunks of a full-length training
-COOLDOWN_LOOKS = 6
+COOLDOWN_LOOKS = 10
 
 
 def fit(
@@ -78,15 +78,16 @@ def fit(
     _check_kinds(optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
     start_key, guide_key, train_key, judge_key = jr.split(jr.key(seed), 4)
+    settings = _settings(steps, particles, optimizer, objective)
+    full = recipe.name != "mean-field"
     line = progress_for(progress)
     try:
-        full = recipe.name != "mean-field"
         start = warm_start(target, full=full, key=start_key, progress=line)
         target = eqx.tree_at(lambda t: t.params, target, start.params)
         trainer = Trainer(
             recipe.build(start.affine, key=guide_key),
             target,
-            _settings(steps, particles, optimizer, objective),
+            settings,
             Budget(steps, None if time_limit is None else began + time_limit),
             key=train_key,
             progress=line,

@@ -31,7 +31,7 @@ class Normal(Guide):
     def draw_path(self, key):
         raise NotImplementedError("nothing here is trained")
 
-    def adapt(self, keys, log_weights):
+    def adapt(self, noise, log_weights):
         raise NotImplementedError("nothing here is trained")
 
     def sample(self, key, shape=()):

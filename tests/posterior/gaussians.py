@@ -44,7 +44,7 @@ class ScaledGaussian(Guide):
     def draw_path(self, key: PRNGKeyArray) -> Draw:
         raise NotImplementedError("nothing here is trained")
 
-    def adapt(self, keys: PRNGKeyArray, log_weights: Float[Array, " n"]) -> Guide:
+    def adapt(self, noise: Float[np.ndarray, "n dim"], log_weights: Float[np.ndarray, " n"]) -> Guide:
         raise NotImplementedError("nothing here is trained")
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape dim"]:

@@ -91,8 +91,8 @@ def run_demo(folder: Path, *, seed: int, force: bool) -> None:
 def run_nuts(model: Callable, key: PRNGKeyArray) -> Chains:
     """NumPyro's NUTS, its chains advanced together in one compiled program.
 
-    Of the usual settings these served NUTS best on the centred form: shorter steps diverge less, and
-    chains run one after another take half as long again.
+    A high acceptance target lowers the number of divergences on the centred form; the effective sample
+    size there stays at a few per cent and changes with the seed more than with the settings.
     """
     mcmc = MCMC(
         NUTS(model, target_accept_prob=0.99),

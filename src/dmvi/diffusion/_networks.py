@@ -7,11 +7,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from dmvi._errors import InputError
 
 TIME_FREQUENCIES = 4
+
+
+def seed_of(key: PRNGKeyArray) -> list[int]:
+    """A seed for NumPy's generator, for the few numbers that are not worth compiling a program for."""
+    return np.asarray(jr.key_data(key)).ravel().tolist()
+
+
+def initial_weights(key: PRNGKeyArray, shape: tuple[int, ...], scale: float) -> Array:
+    """Normal initial weights of standard deviation `scale`."""
+    values = scale * np.random.default_rng(seed_of(key)).standard_normal(shape)
+    return jnp.asarray(values, jnp.result_type(float))
 
 
 def time_features(t: Float[Array, ""]) -> Float[Array, " features"]:
@@ -47,9 +59,9 @@ class Features(eqx.Module):
     ):
         keys = jr.split(key, depth + 1)
         features = 2 * TIME_FREQUENCIES + 1
-        self.first = jr.normal(keys[0], (width, dim_in)) / jnp.sqrt(dim_in)
-        self.time = 0.1 * jr.normal(keys[1], (width, features))
-        self.weights = tuple(jr.normal(k, (width, width)) / jnp.sqrt(width) for k in keys[2:])
+        self.first = initial_weights(keys[0], (width, dim_in), dim_in**-0.5)
+        self.time = initial_weights(keys[1], (width, features), 0.1)
+        self.weights = tuple(initial_weights(k, (width, width), width**-0.5) for k in keys[2:])
         self.biases = tuple(jnp.zeros(width) for _ in keys[2:])
         self.layer_norm = layer_norm
         self.dropout = dropout

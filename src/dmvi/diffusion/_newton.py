@@ -23,7 +23,6 @@ def newton_root(
     def iterate(_, x):
         value, jacobian = residual(x)
         step = jnp.linalg.solve(jacobian, value)
-        length = jnp.sqrt(jnp.sum(step**2))
-        return x - step * jnp.minimum(1.0, LONGEST_STEP / jnp.maximum(length, LONGEST_STEP))
+        return x - step * LONGEST_STEP * jax.lax.rsqrt(jnp.maximum(jnp.sum(step**2), LONGEST_STEP**2))
 
     return jax.lax.fori_loop(0, ITERATIONS, iterate, start)

@@ -27,6 +27,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dmvi._errors import InputError
 from dmvi.diffusion._flow import Flow, Moved, injective_log_det
 from dmvi.diffusion._hidden import Hidden
+from dmvi.diffusion._networks import initial_weights
 from dmvi.diffusion._newton import newton_root
 
 LOG_SCALE_LIMIT = 4.0  # bound of |s| in one step; four steps reach scales of e^16
@@ -101,7 +102,7 @@ class ProjectedFlow(Flow):
         v = _scaled(knot.w, u, z, s)[0]
         jet = self.shift.hidden.jet(knot.v @ v, knot.shift_time)
         log_det = injective_log_det(self._shift_matrix(knot, jet.jacobian))
-        return v + self._shift(jet.h), jnp.sum(s) + jnp.linalg.slogdet(_compressed(knot.w, s))[1] + log_det
+        return v + self._shift(jet.h), jnp.sum(s) + positive_inverse(_compressed(knot.w, s))[1] + log_det
 
     def step_score(self, knot, u, score, key=None):
         v, log_det_scale, score = self._scale_score(knot, u, score)
@@ -124,22 +125,20 @@ class ProjectedFlow(Flow):
         jet = self.scale.hidden.jet(z, knot.scale_time)
         s = self._log_scale(jet.h)
         v, scaled = _scaled(w, u, z, s)
-        b = _compressed(w, s)
-        inverse = jnp.linalg.inv(b)
+        inverse, log_det_b = positive_inverse(_compressed(w, s))
         along = w @ score
         across = _compressed_solve(w, s, inverse, score - w.T @ along)
         s_gradient = 1 - jnp.sum(w * (inverse @ w), axis=0) * jnp.exp(-s)
         s_slope = self.delta * (1 - (s / LOG_SCALE_LIMIT) ** 2)
         pulled = jet.jacobian.T @ (self.scale.out.T @ (s_slope * (s_gradient + scaled * across)))
-        log_det = jnp.sum(s) + jnp.linalg.slogdet(b)[1]
-        return v, log_det, across + w.T @ (along - pulled)
+        return v, jnp.sum(s) + log_det_b, across + w.T @ (along - pulled)
 
     def step_inverse(self, knot, u):
         a = self._invert_shift(knot, knot.v @ u)
         v = u - self._shift(self.shift.hidden(a, knot.shift_time))
         z = knot.w @ v
         s = self._log_scale(self.scale.hidden(z, knot.scale_time))
-        inverse = jnp.linalg.inv(_compressed(knot.w, s))
+        inverse, _ = positive_inverse(_compressed(knot.w, s))
         return knot.w.T @ z + _compressed_solve(knot.w, s, inverse, v - knot.w.T @ z)
 
     def _invert_shift(self, knot: Knot, image: Float[Array, " rank"]) -> Float[Array, " rank"]:
@@ -153,11 +152,29 @@ class ProjectedFlow(Flow):
 
 
 def orthonormal_rows(w: Float[Array, "rank dim"]) -> Float[Array, "rank dim"]:
-    """C^-1 W with C C^T = W W^T: orthonormal rows spanning the same directions."""
-    gram = w @ w.T
-    ridge = 1e-6 * jnp.trace(gram) / gram.shape[0]
-    factor = jnp.linalg.cholesky(gram + ridge * jnp.eye(gram.shape[0], dtype=w.dtype))
-    return jax.scipy.linalg.solve_triangular(factor, w, lower=True)
+    """Orthonormal rows spanning the same directions, by Gram-Schmidt, each row twice for accuracy."""
+    rows: list[Array] = []
+    for row in w:
+        for _ in range(2):
+            for done in rows:
+                row = row - jnp.sum(done * row) * done
+            row = row * jax.lax.rsqrt(jnp.sum(row**2))
+        rows.append(row)
+    return jnp.stack(rows)
+
+
+def positive_inverse(b: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, ""]]:
+    """B^-1 and log det B of a small positive definite matrix, by sweeping its pivots in turn.
+
+    Pivots of such a matrix are positive and need no search, which a library call cannot know: at
+    rank 2 this is several times quicker than calling one.
+    """
+    log_det = jnp.zeros((), b.dtype)
+    for i in range(b.shape[0]):
+        pivot, row, column = b[i, i], b[i] / b[i, i], b[:, i]
+        log_det = log_det + jnp.log(pivot)
+        b = (b - jnp.outer(column, row)).at[i].set(row).at[:, i].set(-column / pivot).at[i, i].set(1 / pivot)
+    return b, log_det
 
 
 def _scaled(w: Array, u: Array, z: Array, s: Array) -> tuple[Array, Array]:
@@ -208,7 +225,7 @@ class Projected(eqx.Module):
         return ProjectedFlow(
             scale=Head(scale_rank, self.scale_width, self.depth, dim, key=keys[0]),
             shift=Head(rank, self.width, self.depth, dim, key=keys[1]),
-            raw_w=jr.normal(keys[2], (steps, scale_rank, dim)) / jnp.sqrt(dim),
-            v=jr.normal(keys[3], (steps, rank, dim)) / jnp.sqrt(dim),
+            raw_w=initial_weights(keys[2], (steps, scale_rank, dim), dim**-0.5),
+            v=initial_weights(keys[3], (steps, rank, dim), dim**-0.5),
             steps=steps,
         )

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi.guides._affine import Affine
 from dmvi.guides._guide import Draw, Guide, GuideRecipe
+from dmvi.guides._tails import standard_normal
 
 
 def standard_log_prob(u: Float[Array, " dim"]) -> Float[Array, ""]:
@@ -43,7 +44,7 @@ class Gaussian(Guide):
         return self
 
     def _noise(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
-        return jr.normal(key, (self.dim,), self.affine.loc.dtype)
+        return standard_normal(key, self.dim, self.affine.loc.dtype)
 
 
 def with_path_gradient(log_q: Array, xi: Array, score: Array) -> Float[Array, ""]:

@@ -1,6 +1,7 @@
 """What training minimises: an objective sees only the contracts of Guide and Target."""
 
 import abc
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -8,18 +9,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from dmvi.guides._guide import Guide
+from dmvi.guides._guide import Draw, Guide
 from dmvi.targets._target import Batch, Target
 
 MAX_COVER = 10.0
 COVER_FROM_ESS = 0.5
 
 
+class Evidence(NamedTuple):
+    """What the draws of a loss say about the guide: their log-weights and the noise they came from."""
+
+    log_weights: Float[Array, " n"]
+    noise: Float[Array, "n dim"]
+
+
 class Value(NamedTuple):
-    """A loss to differentiate and the ELBO estimate from the same draws."""
+    """A loss to differentiate and, beside the gradient, what its draws showed."""
 
     loss: Float[Array, ""]
-    elbo: Float[Array, ""]
+    evidence: Evidence
 
 
 class Objective(eqx.Module):
@@ -34,16 +42,16 @@ class ELBO(Objective):
     """-E[log pi(xi) - log q(xi)] with the full reparameterised gradient."""
 
     def __call__(self, guide, target, keys, batch):
-        log_weights = _log_weights(guide.draw, target, keys, batch)
-        return Value(-jnp.mean(log_weights), jax.lax.stop_gradient(jnp.mean(log_weights)))
+        log_weights, noise = _weigh(guide.draw, target, keys, batch)
+        return Value(-jnp.mean(log_weights), _evidence(log_weights, noise))
 
 
 class PathELBO(Objective):
     """The same bound with the path gradient: no variance where the guide is exact."""
 
     def __call__(self, guide, target, keys, batch):
-        log_weights = _log_weights(guide.draw_path, target, keys, batch)
-        return Value(-jnp.mean(log_weights), jax.lax.stop_gradient(jnp.mean(log_weights)))
+        log_weights, noise = _weigh(guide.draw_path, target, keys, batch)
+        return Value(-jnp.mean(log_weights), _evidence(log_weights, noise))
 
 
 class CoveringELBO(Objective):
@@ -61,19 +69,25 @@ class CoveringELBO(Objective):
     """
 
     def __call__(self, guide, target, keys, batch):
-        log_weights = _log_weights(guide.draw_path, target, keys, batch)
+        log_weights, noise = _weigh(guide.draw_path, target, keys, batch)
         value = jax.lax.stop_gradient(log_weights)
         cover = jnp.ones_like(value)
         if batch is None and not target.params:
             weights = jax.nn.softmax(value) * value.shape[0]
             trusted = value.shape[0] / jnp.sum(weights**2) > COVER_FROM_ESS
             cover = jnp.where(trusted, jnp.clip(weights, 1.0, MAX_COVER), 1.0)
-        return Value(-jnp.mean(cover * log_weights), jnp.mean(value))
+        return Value(-jnp.mean(cover * log_weights), _evidence(log_weights, noise))
 
 
-def _log_weights(draw, target: Target, keys: PRNGKeyArray, batch: Batch) -> Float[Array, " n"]:
+def _evidence(log_weights: Array, noise: Array) -> Evidence:
+    return Evidence(*jax.lax.stop_gradient((log_weights, noise)))
+
+
+def _weigh(
+    draw: Callable[[PRNGKeyArray], Draw], target: Target, keys: PRNGKeyArray, batch: Batch
+) -> tuple[Float[Array, " n"], Float[Array, "n dim"]]:
     def one(key):
         made = draw(key)
-        return target.log_density(made.xi, batch) - made.log_q
+        return target.log_density(made.xi, batch) - made.log_q, made.noise
 
     return jax.vmap(one)(keys)

@@ -6,13 +6,14 @@ import equinox as eqx
 import jax
 import jax.random as jr
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
 
 # All of them divide 4,000 and 20,000, so that nothing is drawn only to be thrown away.
 _CHUNKS = (2000, 1000, 500, 250, 100, 50, 25)
+ROUND_TRIPS = 256  # draws whose density is found again by inversion
 # Numbers that one chunk may hold at a time: 64 MiB in float32.
 _CHUNK_NUMBERS = 2**24
 
@@ -23,7 +24,6 @@ class Weighed(NamedTuple):
     xi: Any
     log_pi: Any
     log_q: Any
-    noise: Any
 
     @property
     def log_w(self) -> np.ndarray:
@@ -53,6 +53,12 @@ def weigh_chunk(guide: Guide, target: Target, key: PRNGKeyArray, chunk: int) -> 
 
     def one(key: PRNGKeyArray) -> Weighed:
         draw = guide.draw(key)
-        return Weighed(draw.xi, target.log_density(draw.xi), draw.log_q, draw.noise)
+        return Weighed(draw.xi, target.log_density(draw.xi), draw.log_q)
 
     return jax.vmap(one)(jr.split(key, chunk))
+
+
+@eqx.filter_jit
+def evidence_chunk(guide: Guide, xi: Float[Array, "n dim"]) -> Float[Array, " n"]:
+    """log q of given points, by inverting the guide."""
+    return jax.vmap(guide.evidence)(xi)

@@ -9,11 +9,11 @@ from jaxtyping import Float, PRNGKeyArray
 from scipy.special import logsumexp
 
 from dmvi._run import Run, Status
+from dmvi.objectives import ROUND_TRIPS
 from dmvi.posterior._draws import Draws
 from dmvi.posterior._psis import smooth
 
 DRAWS = 20_000
-_ROUND_TRIPS = 256
 # An error of log q beyond this many nats is no rounding: the solver was not inverted.
 _ROUND_TRIP_TOLERANCE = 0.1
 
@@ -118,9 +118,9 @@ def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
 def diagnose(draws: Draws, run: Run, key: PRNGKeyArray) -> Diagnostics:
     """Weights of 20,000 fresh draws, the round trip of 256 of them, and the record of the run."""
     weighed = draws.weigh(key, DRAWS)
-    log_q = weighed.log_q[:_ROUND_TRIPS].astype(np.float64)
+    log_q = weighed.log_q[:ROUND_TRIPS].astype(np.float64)
     with np.errstate(invalid="ignore"):
-        error = np.abs(draws.evidence(weighed.xi[:_ROUND_TRIPS]).astype(np.float64) - log_q)
+        error = np.abs(draws.evidence(weighed.xi[:ROUND_TRIPS]).astype(np.float64) - log_q)
     error = np.where(np.isnan(error), np.inf, error)
     return Diagnostics(
         **weigh(weighed.log_w)._asdict(),

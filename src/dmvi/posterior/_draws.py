@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi.guides import Guide
-from dmvi.objectives import Weighed, chunk_keys, chunk_size, weigh_chunk
+from dmvi.objectives import Weighed, chunk_keys, chunk_size, evidence_chunk, weigh_chunk
 from dmvi.targets import Target
 
 
@@ -44,7 +44,7 @@ class Draws:
 
     def evidence(self, xi: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """log q(xi) by inverting the guide."""
-        return _over_rows(lambda rows: _evidence(self._guide, rows), xi, min(self._chunk, len(xi)))
+        return _over_rows(lambda rows: evidence_chunk(self._guide, rows), xi, min(self._chunk, len(xi)))
 
     def constrain(self, xi: Float[np.ndarray, "n dim"]) -> dict[str, np.ndarray]:
         """The model's variables at each xi, in the model's own order."""
@@ -68,11 +68,6 @@ class Draws:
 @eqx.filter_jit
 def _propose(guide: Guide, key: PRNGKeyArray, chunk: int) -> Float[Array, "chunk dim"]:
     return guide.sample(key, (chunk,))
-
-
-@eqx.filter_jit
-def _evidence(guide: Guide, xi: Float[Array, "chunk dim"]) -> Float[Array, " chunk"]:
-    return jax.vmap(guide.evidence)(xi)
 
 
 @eqx.filter_jit

@@ -9,20 +9,22 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dmvi.diffusion import seed_of
 from dmvi.guides import Affine, Gaussian, anchored
 from dmvi.objectives import PathELBO
-from dmvi.starts._laplace import maximum, precision_at, scale_from_precision
+from dmvi.starts._laplace import Mode, laplace, log_density_and_gradient, scale_from_precision
 from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
-OPTIMA = 3  # starting points of the search for a mode
 TRIED_STARTS = 20
-BROAD_SCALE = 0.3
+SPREAD = 2.0  # sd of further points from which modes are sought
+MODES = 2  # modes kept, by Laplace's evidence
+BROAD_SCALES = (0.3, 1.0)
 STAGES = 2
-STAGE_STEPS = 1000
+STAGE_STEPS = 800
 PARTICLES = 32
 LEARNING_RATE = 1e-2
-WEIGHED = 1000
+JUDGED_STEPS = 100  # last steps of a stage, at a vanishing learning rate, whose draws judge it
 
 SETTINGS = Settings(
     PathELBO(), default_optimizer(LEARNING_RATE), PARTICLES, chunk=STAGE_STEPS, cooldown_steps=STAGE_STEPS // 2
@@ -37,12 +39,20 @@ class WarmStart(NamedTuple):
     params: dict[str, Array]
 
 
-def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progress) -> WarmStart:
-    """The best Gaussian among Laplace at a mode and Gaussian VI from a broad start.
+class Candidate(NamedTuple):
+    """A Gaussian N(loc, scale scale^T) to begin from."""
 
-    Both are improved by Gaussian VI with the path gradient, twice, the second time in the coordinates
-    the first has whitened; the better by fresh-draw ELBO wins. Neither start is best everywhere: the
-    mode of a hierarchy is useless, and gradients crawl in ill-conditioned regressions.
+    name: str
+    loc: np.ndarray
+    scale: np.ndarray  # lower triangle or diagonal
+
+
+def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progress) -> WarmStart:
+    """The best Gaussian among Laplace at a few modes and Gaussian VI from broad starts.
+
+    All are improved by Gaussian VI with the path gradient, twice, the second time in the coordinates
+    the first has whitened; the best by ELBO wins. No start is best everywhere: the mode of a hierarchy
+    is useless, and gradients crawl in ill-conditioned regressions.
 
     Args:
         target: what to approximate.
@@ -51,71 +61,70 @@ def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progr
         progress: told of the stage.
     """
     progress.note("warm start")
-    start_key, fit_key, weigh_key = jr.split(key, 3)
-    names, affines = _candidates(target, start_key, full=full)
+    start_key, fit_key = jr.split(key)
+    candidates = _candidates(target, start_key, full=full)
+    dtype = jnp.result_type(float)
     # One program fits all candidates side by side, and both stages.
-    affine = jax.tree.map(lambda *leaves: jnp.stack(leaves), *affines)
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(names)), target.params)
+    affine = jax.vmap(lambda loc, scale: anchored(loc, scale, full=full))(
+        jnp.asarray(np.stack([candidate.loc for candidate in candidates]), dtype),
+        jnp.asarray(np.stack([candidate.scale for candidate in candidates]), dtype),
+    )
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(candidates)), target.params)
+    elbos = np.full(len(candidates), -np.inf)
     for stage_key in jr.split(fit_key, STAGES):
-        affine, params = _gaussian_vi(affine, params, target, stage_key)
-    elbos = np.asarray(_elbos(affine, params, target, weigh_key))
+        affine, params, elbos = _gaussian_vi(affine, params, target, stage_key)
+    elbos = np.asarray(elbos)
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
     best, best_params = jax.tree.map(lambda leaf: leaf[winner], (affine, params))
-    return WarmStart(best, names[winner], best_params)
+    return WarmStart(best, candidates[winner].name, best_params)
 
 
-def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> tuple[list[str], list[Affine]]:
-    starts = _ranked_starts(target, key)
-    modes = [maximum(target, start) for start in starts[:OPTIMA]]
-    mode = max(modes, key=lambda found: found[1])[0]
-    precision = precision_at(target, mode, starts.dtype)
-    broad = jnp.full(target.dim, BROAD_SCALE, starts.dtype)
-    scale = np.diag(np.asarray(broad, float)) if full else np.asarray(broad, float)
-    found = [("gaussian-vi", starts[0], scale)]
-    if precision is not None:
-        found.append(("laplace", mode, scale_from_precision(precision, full=full)))
-    else:
-        found.append(("mode", mode, scale))
-    affines = [
-        anchored(jnp.asarray(loc, starts.dtype), jnp.asarray(scale, starts.dtype), full=full)
-        for _, loc, scale in found
+def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> list[Candidate]:
+    starts = ranked_starts(target, key)
+    narrow, wide = (np.full(target.dim, scale) for scale in BROAD_SCALES)
+    candidates = [
+        Candidate("gaussian-vi", starts[0], np.diag(narrow) if full else narrow),
+        Candidate("gaussian-vi", starts.mean(axis=0), np.diag(wide) if full else wide),
     ]
-    return [name for name, _, _ in found], affines
+    # Modes are many in mixtures: half of the searches begin where the model's starts lie, half further out.
+    near = starts[: TRIED_STARTS // 2]
+    far = near[0] + SPREAD * np.random.default_rng(seed_of(key)).standard_normal(near.shape)
+    modes = [laplace(target, start) for start in (*near, *far)]
+    modes.sort(key=lambda mode: -mode.log_evidence)
+    for mode in _distinct(modes)[:MODES]:
+        candidates.append(Candidate("laplace", mode.loc, scale_from_precision(mode.precision, full=full)))
+    return candidates
 
 
-@eqx.filter_jit
-def _ranked_starts(target: Target, key: PRNGKeyArray) -> Float[Array, "starts dim"]:
+def _distinct(modes: list[Mode]) -> list[Mode]:
+    """The modes without repetitions, filled up with the best where too few are left."""
+    kept: list[Mode] = []
+    for mode in modes:
+        if all(abs(mode.log_evidence - other.log_evidence) > 1e-2 for other in kept):
+            kept.append(mode)
+    return kept + modes[:1] * (MODES - len(kept))
+
+
+def ranked_starts(target: Target, key: PRNGKeyArray) -> Float[np.ndarray, "starts dim"]:
     """Random starting points, best density first."""
-    starts = jax.vmap(target.start)(jr.split(key, TRIED_STARTS))
-    values = jax.vmap(target.log_density)(starts)
-    return starts[jnp.argsort(-jnp.where(jnp.isfinite(values), values, -jnp.inf))]
+    starts = [np.asarray(target.start(start_key), float) for start_key in jr.split(key, TRIED_STARTS)]
+    values = [log_density_and_gradient(target, start)[0] for start in starts]
+    return np.stack([starts[i] for i in np.argsort([-v if np.isfinite(v) else np.inf for v in values])])
 
 
 @eqx.filter_jit
-def _gaussian_vi(affine: Affine, params: dict, target: Target, key: PRNGKeyArray):
-    """One stage of Gaussian VI for stacked candidates, rebased on what it found."""
+def _gaussian_vi(
+    affine: Affine, params: dict[str, Array], target: Target, key: PRNGKeyArray
+) -> tuple[Affine, dict[str, Array], Float[Array, " candidates"]]:
+    """One stage of Gaussian VI for stacked candidates, rebased on what it found, and their ELBOs."""
 
-    def one(affine: Affine, params: dict):
+    def one(affine: Affine, params: dict[str, Array]):
         model = eqx.tree_at(lambda t: t.params, target, params)
         start = Trained(Gaussian(affine, affine.dim), params)
         state = initial_state(start, SETTINGS)
         state = state._replace(cooldown=jnp.asarray(STAGE_STEPS - SETTINGS.cooldown_steps, jnp.int32))
-        end = start.with_flat(run_chunk(state, start, model, SETTINGS, key)[0].flat)
-        return end.guide.affine.rebased(), end.params
-
-    return jax.vmap(one)(affine, params)
-
-
-@eqx.filter_jit
-def _elbos(affine: Affine, params: dict, target: Target, key: PRNGKeyArray) -> Float[Array, " candidates"]:
-    def one(affine: Affine, params: dict):
-        guide = Gaussian(affine, affine.dim)
-        model = eqx.tree_at(lambda t: t.params, target, params)
-
-        def log_weight(key):
-            draw = guide.draw(key)
-            return model.log_density(draw.xi) - draw.log_q
-
-        return jnp.mean(jax.vmap(log_weight)(jr.split(key, WEIGHED)))
+        state, evidence = run_chunk(state, start, model, SETTINGS, key)
+        end = start.with_flat(state.flat)
+        return end.guide.affine.rebased(), end.params, jnp.mean(evidence.log_weights[-JUDGED_STEPS:])
 
     return jax.vmap(one)(affine, params)

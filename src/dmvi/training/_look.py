@@ -28,21 +28,8 @@ class Look(NamedTuple):
         return cls(float(finite.mean()), float(finite.std() / np.sqrt(finite.size)))
 
 
-class FreshLook(NamedTuple):
-    """A look and the guide adapted to the draws it saw."""
-
-    look: Look
-    adapted: Guide
-
-
-def look_at(guide: Guide, target: Target, key: PRNGKeyArray, *, adapting: bool) -> FreshLook:
-    """The ELBO of `guide` on LOOK_DRAWS fresh draws, and the guide refitted where reverse KL is blind."""
+def look_at(guide: Guide, target: Target, key: PRNGKeyArray) -> Look:
+    """The ELBO of `guide` on LOOK_DRAWS fresh draws."""
     chunk = chunk_size(target.dim, target.data_size)
     parts = [weigh_chunk(guide, target, part, chunk) for part in chunk_keys(key, LOOK_DRAWS, chunk)]
-    log_weights = np.concatenate([part.log_w for part in parts])
-    look = Look.at(log_weights)
-    if adapting and np.isfinite(look.elbo):
-        noise = np.concatenate([np.asarray(part.noise) for part in parts])
-        # A weight that is not finite counts as zero.
-        guide = guide.adapt(noise, np.where(np.isfinite(log_weights), log_weights, -np.inf))
-    return FreshLook(look, guide)
+    return Look.at(np.concatenate([part.log_w for part in parts]))

@@ -62,7 +62,7 @@ class Trainer:
         self._look_steps: list[int] = []
         self._returns = 0
         self._chunk_seconds = 0.0
-        self._start = self._best = (self._trained, self._look(np.array([]), adapting=False))
+        self._start = self._best = (self._trained, self._look(np.array([])))
 
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
@@ -104,11 +104,13 @@ class Trainer:
 
     def _advance(self, end: int | None = None) -> Look:
         began = time.perf_counter()
-        self._state, elbos = compiled_chunk(
+        self._state, evidence = compiled_chunk(
             self._state, self._trained, self._target, self._settings, self._step_key
         )
         self._trained = self._trained.with_flat(self._state.flat)
-        look = self._look(np.asarray(elbos, float), adapting=True)
+        log_weights = np.asarray(evidence.log_weights, float).ravel()
+        self._adapt(log_weights, np.asarray(evidence.noise))
+        look = self._look(log_weights)
         self._chunk_seconds = time.perf_counter() - began
         step = int(self._state.step)
         self._looks.append(look)
@@ -118,15 +120,22 @@ class Trainer:
         self._progress.update(step, end or self._budget.steps, look.elbo)
         return look
 
-    def _look(self, training_elbos: np.ndarray, *, adapting: bool) -> Look:
+    def _adapt(self, log_weights: np.ndarray, noise: np.ndarray) -> None:
+        """Refit what reverse KL cannot see to the chunk's own draws; minibatch weights are too noisy."""
+        if self._target.subsampled:
+            return
+        usable = np.isfinite(log_weights)
+        noise = noise.reshape(-1, noise.shape[-1])[usable]
+        guide = self._trained.guide.adapt(noise, log_weights[usable])
+        self._trained = self._trained._replace(guide=guide)
+
+    def _look(self, training_log_weights: np.ndarray) -> Look:
         """Fresh draws on the full data; with minibatches the training draws have to do."""
         if self._target.subsampled:
-            return Look.at(training_elbos)
+            return Look.at(training_log_weights)
         self._look_key, key = jr.split(self._look_key)
         model = eqx.tree_at(lambda t: t.params, self._target, self._trained.params)
-        look, guide = look_at(self._trained.guide, model, key, adapting=adapting)
-        self._trained = self._trained._replace(guide=guide)
-        return look
+        return look_at(self._trained.guide, model, key)
 
     def _return_to_best(self) -> None:
         self._trained = self._best[0]

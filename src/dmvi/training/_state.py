@@ -11,10 +11,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dmvi.guides._guide import Guide, trainable
-from dmvi.objectives._objective import Objective
+from dmvi.objectives._objective import Evidence, Objective
 from dmvi.targets._target import Target
 
 WARM_UP = 100
+KEPT_NUMBERS = 2**22
 
 
 class Trained(NamedTuple):
@@ -84,8 +85,8 @@ def initial_state(trained: Trained, settings: Settings) -> State:
 
 def run_chunk(
     state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
-) -> tuple[State, Float[Array, " chunk"]]:
-    """`settings.chunk` steps under `lax.scan`; also the ELBO estimate of every step.
+) -> tuple[State, Evidence]:
+    """`settings.chunk` steps under `lax.scan`, and what their draws showed.
 
     Args:
         state: where to go on.
@@ -101,7 +102,7 @@ def run_chunk(
 
 def _step(
     state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
-) -> tuple[State, Array]:
+) -> tuple[State, Evidence]:
     keys = jr.split(jr.fold_in(key, state.step), settings.particles + 1)
     batch = target.draw_batch(keys[-1])
 
@@ -110,16 +111,23 @@ def _step(
         model = eqx.tree_at(lambda t: t.params, target, now.params)
         return settings.objective(now.guide, model, keys[:-1], batch)
 
-    (_, elbo), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
+    (_, evidence), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
     updates, optimizer = settings.optimizer.update(gradient, state.optimizer, state.flat)
-    usable = jnp.all(jnp.isfinite(updates)) & jnp.isfinite(elbo)
+    usable = jnp.all(jnp.isfinite(updates)) & jnp.all(jnp.isfinite(evidence.log_weights))
     flat, optimizer = jax.tree.map(
         lambda new, old: jnp.where(usable, new, old),
         (state.flat + _rate(state, settings) * updates, optimizer),
         (state.flat, state.optimizer),
     )
     skipped = state.skipped + jnp.where(usable, 0, 1)
-    return State(flat, optimizer, state.step + 1, skipped, state.cooldown), elbo
+    kept = _kept(settings, target.dim)
+    evidence = Evidence(evidence.log_weights[:kept], evidence.noise[:kept])
+    return State(flat, optimizer, state.step + 1, skipped, state.cooldown), evidence
+
+
+def _kept(settings: Settings, dim: int) -> int:
+    """Draws of a step that are reported, so that a chunk's report stays within KEPT_NUMBERS."""
+    return max(1, min(settings.particles, KEPT_NUMBERS // (settings.chunk * dim)))
 
 
 def _rate(state: State, settings: Settings) -> Float[Array, ""]:

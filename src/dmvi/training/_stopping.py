@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 TOLERANCE = 0.01  # nats
-PATIENCE = 3  # looks
+PATIENCE = 2  # looks
 
 
 @dataclass

@@ -1,0 +1,78 @@
+"""The affine map against dense linear algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dmvi.guides import Affine, anchored
+from dmvi.guides._guide import Frozen
+
+DIM = 4
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(params=["full", "diagonal"])
+def case(request):
+    """An affine map with every part filled, and its dense location and matrix: xi = a + S (b + L u)."""
+    rng = np.random.default_rng(0)
+    full = request.param == "full"
+    loc, b = rng.normal(size=(2, DIM))
+    log_diagonal = rng.normal(size=DIM)
+    anchor = np.tril(rng.normal(size=(DIM, DIM))) + 2 * np.eye(DIM) if full else np.exp(rng.normal(size=DIM))
+    # The upper triangle holds numbers too, which must have no effect.
+    lower = rng.normal(size=(DIM, DIM)) if full else None
+    trained = np.diag(np.exp(log_diagonal)) + (np.tril(lower, -1) if lower is not None else 0)
+    scale = anchor if full else np.diag(anchor)
+    affine = Affine(
+        Frozen(jnp.asarray(loc)),
+        Frozen(jnp.asarray(anchor)),
+        jnp.asarray(b),
+        jnp.asarray(log_diagonal),
+        None if lower is None else jnp.asarray(lower),
+    )
+    return affine, loc + scale @ b, scale @ trained
+
+
+def test_map_and_inverse(case):
+    affine, loc, matrix = case
+    u = np.random.default_rng(1).normal(size=DIM)
+    np.testing.assert_allclose(affine(jnp.asarray(u)), loc + matrix @ u, rtol=1e-12)
+    np.testing.assert_allclose(affine.inverse(jnp.asarray(loc + matrix @ u)), u, rtol=1e-10)
+
+
+def test_log_determinant(case):
+    affine, _, matrix = case
+    np.testing.assert_allclose(affine.log_det(), np.linalg.slogdet(matrix)[1], rtol=1e-12)
+
+
+def test_pulled_score(case):
+    """G in u is (S L)^{-T} G in xi."""
+    affine, _, matrix = case
+    score = np.random.default_rng(2).normal(size=DIM)
+    np.testing.assert_allclose(affine.pull_score(jnp.asarray(score)), np.linalg.solve(matrix.T, score), rtol=1e-10)
+
+
+def test_rebased_is_the_same_map_with_an_identity_to_train(case):
+    affine, loc, matrix = case
+    rebased = affine.rebased()
+    u = jnp.asarray(np.random.default_rng(3).normal(size=DIM))
+    np.testing.assert_allclose(rebased(u), loc + matrix @ u, rtol=1e-10)
+    np.testing.assert_allclose(rebased.log_det(), affine.log_det(), rtol=1e-10)
+    np.testing.assert_array_equal(rebased.loc, 0)
+    np.testing.assert_array_equal(rebased.log_diagonal, 0)
+    assert (rebased.lower is None) == (affine.lower is None)
+    if rebased.lower is not None:
+        np.testing.assert_array_equal(rebased.lower, 0)
+
+
+def test_dim_and_anchored():
+    affine = anchored(jnp.arange(3.0), jnp.asarray([1.0, 2.0, 4.0]), full=False)
+    assert affine.dim == 3
+    np.testing.assert_allclose(affine(jnp.ones(3)), [1.0, 3.0, 6.0])
+    np.testing.assert_allclose(affine.log_det(), np.log(8.0))

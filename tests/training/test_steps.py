@@ -1,0 +1,125 @@
+"""Single steps and chunks of them."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+
+from dmvi.guides import Gaussian
+from dmvi.objectives import PathELBO
+from dmvi.targets import Target, from_log_density
+from dmvi.training import Settings, State, Trained, default_optimizer, initial_state
+from dmvi.training import run_chunk as plain_chunk
+from dmvi.training._state import WARM_UP, _rate
+from dmvi.training._stopping import PATIENCE, TOLERANCE, Plateau
+from tests.guides.registry import DIM, base, perturbed, target
+
+run_chunk = eqx.filter_jit(plain_chunk)
+
+
+def settings(*, chunk: int, optimizer=None, cooldown_steps: int = 50, particles: int = 4) -> Settings:
+    return Settings(PathELBO(), optimizer or default_optimizer(1e-2), particles, chunk, cooldown_steps)
+
+
+def gaussian_start() -> Trained:
+    return Trained(Gaussian(perturbed(base()), DIM), {})
+
+
+def test_chunks_do_not_change_the_result():
+    """Two chunks of five steps are one of ten, bit for bit."""
+    start, model = gaussian_start(), target("gaussian")
+    five, ten = settings(chunk=5), settings(chunk=10)
+    state = initial_state(start, five)
+    for _ in range(2):
+        state, _ = run_chunk(state, start, model, five, jr.key(0))
+    whole, evidence = run_chunk(initial_state(start, ten), start, model, ten, jr.key(0))
+    assert int(state.step) == int(whole.step) == 10
+    assert evidence.log_weights.shape == (10, 4)
+    np.testing.assert_array_equal(state.flat, whole.flat)
+    assert np.abs(whole.flat - start.flat()).max() > 1e-4
+
+
+def test_flat_round_trip():
+    start = gaussian_start()
+    moved = start.with_flat(start.flat() + 1.0)
+    np.testing.assert_allclose(moved.flat(), start.flat() + 1.0)
+    np.testing.assert_array_equal(moved.guide.affine.anchor.value, start.guide.affine.anchor.value)  # pyright: ignore
+
+
+def broken_from(step: int) -> optax.GradientTransformation:
+    """Plain gradient descent whose updates are NaN once its own count has reached `step`."""
+
+    def update(gradient, count, params=None):
+        return jnp.where(count >= step, jnp.nan, -0.01 * gradient), count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+def test_updates_that_are_not_finite_are_skipped_and_counted():
+    start, model = gaussian_start(), target("gaussian")
+    broken, three = settings(chunk=8, optimizer=broken_from(3)), settings(chunk=3, optimizer=broken_from(100))
+    state, _ = run_chunk(initial_state(start, broken), start, model, broken, jr.key(0))
+    expected, _ = run_chunk(initial_state(start, three), start, model, three, jr.key(0))
+    assert int(state.skipped) == 5
+    assert int(state.optimizer) == 3  # the optimiser's own state stays as well
+    np.testing.assert_array_equal(state.flat, expected.flat)
+    assert int(expected.skipped) == 0
+
+
+def holed(edge: float) -> Target:
+    """Log-density NaN beyond an edge of the first coordinate."""
+    with jax.numpy_rank_promotion("allow"):
+        return from_log_density(
+            lambda x: jnp.where(x[0] > edge, jnp.nan, -0.5 * jnp.sum(x**2)), jnp.full(DIM, edge - 2.0)
+        )
+
+
+def test_steps_with_a_density_that_is_not_finite_are_skipped():
+    start, chosen = gaussian_start(), settings(chunk=40)
+    state, evidence = run_chunk(initial_state(start, chosen), start, holed(2.0), chosen, jr.key(0))
+    bad = np.any(~np.isfinite(evidence.log_weights), axis=1)
+    assert 5 < bad.sum() < 35
+    assert int(state.skipped) == bad.sum()
+    assert np.isfinite(state.flat).all()
+    never, _ = run_chunk(initial_state(start, chosen), start, holed(-50.0), chosen, jr.key(0))
+    assert int(never.skipped) == 40
+    np.testing.assert_array_equal(never.flat, start.flat())
+
+
+def test_learning_rate_warms_up_stays_and_falls_as_a_half_cosine():
+    chosen = settings(chunk=1, cooldown_steps=200)
+
+    def rate(step, cooldown=10**6):
+        counts = [jnp.asarray(n, jnp.int32) for n in (step, 0, cooldown)]
+        return float(_rate(State(jnp.zeros(1), None, *counts), chosen))
+
+    np.testing.assert_allclose([rate(step) for step in (0, 49, WARM_UP - 1)], [1 / WARM_UP, 50 / WARM_UP, 1.0])
+    assert rate(5000) == 1.0
+    steps = np.array([0, 50, 100, 150, 200, 300])
+    found = [rate(1000 + step, cooldown=1000) for step in steps]
+    np.testing.assert_allclose(found, 0.5 * (1 + np.cos(np.pi * np.minimum(steps / 200, 1))), atol=1e-6)
+
+
+def test_default_optimizer_clips():
+    optimizer = default_optimizer(0.1)
+    phi = jnp.zeros(3)
+    huge, _ = optimizer.update(jnp.asarray([1e10, 0.0, 0.0]), optimizer.init(phi), phi)
+    np.testing.assert_allclose(huge, [-0.1, 0.0, 0.0], atol=1e-6)
+
+
+def feed(looks, error=0.001):
+    """The number of looks after which the plateau is seen; None if never."""
+    plateau = Plateau()
+    return next((i + 1 for i, look in enumerate(looks) if plateau.reached(look, error)), None)
+
+
+def test_plateau():
+    rising = -10.0 + np.arange(20)
+    assert feed(rising) is None
+    assert feed(rising * TOLERANCE * 2) is None
+    assert feed(np.full(20, 3.0)) == 2 * PATIENCE
+    assert feed(np.concatenate([rising, np.full(20, rising[-1])])) in range(21, 21 + 2 * PATIENCE + 1)
+    assert feed(-rising) == 2 * PATIENCE  # falling is no progress either
+    assert feed(rising * 0.05, error=1.0) == 2 * PATIENCE  # a rise within the noise is none

@@ -1,0 +1,150 @@
+"""The loop: what it returns, why it stops, and that it never makes things worse."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+import pytest
+
+from dmvi import Status
+from dmvi.guides import Gaussian
+from dmvi.objectives import CoveringELBO
+from dmvi.training import Budget, Outcome, Progress, Settings, Silent, Trainer, default_optimizer
+from tests.guides.registry import DIM, base, exact_gaussian, target, untrained
+
+CHUNK, COOLDOWN = 20, 60
+OPTIMIZER = default_optimizer(2e-2)  # one object, so that trainings share their compiled programs
+
+
+class Recorder(Silent):
+    """Notes every update; interrupts at one of them, as Ctrl-C does."""
+
+    def __init__(self, interrupt_at: int | None = None):
+        self.steps: list[int] = []
+        self.elbos: list[float] = []
+        self._interrupt_at = interrupt_at
+
+    def update(self, step, total, elbo):
+        self.steps.append(step)
+        self.elbos.append(elbo)
+        if len(self.steps) == self._interrupt_at:
+            raise KeyboardInterrupt
+
+
+def gaussian_guide() -> Gaussian:
+    return Gaussian(base(), DIM)
+
+
+def train(
+    guide=None,
+    *,
+    model=None,
+    steps: int = 200,
+    chunk: int = CHUNK,
+    cooldown_steps: int = COOLDOWN,
+    optimizer=None,
+    deadline: float | None = None,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """A short training of the registry's Gaussian target."""
+    settings = Settings(CoveringELBO(), optimizer or OPTIMIZER, 8, chunk, cooldown_steps)
+    trainer = Trainer(
+        gaussian_guide() if guide is None else guide,
+        target("gaussian") if model is None else model,
+        settings,
+        Budget(steps, deadline),
+        key=jr.key(seed),
+        progress=progress or Silent(),
+    )
+    return trainer.run()
+
+
+def same(left, right) -> bool:
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    with jax.numpy_rank_promotion("raise"):
+        return train(untrained("projected"), steps=200)
+
+
+def test_training_improves_and_is_recorded(outcome):
+    assert outcome.status in (Status.CONVERGED, Status.STEP_LIMIT)
+    assert outcome.history.shape == outcome.history_steps.shape
+    assert outcome.history[-1] > outcome.history[0] + 0.3
+    assert outcome.history[-1] < 1.5 + 0.05  # never above the log evidence
+    np.testing.assert_array_equal(np.diff(outcome.history_steps), CHUNK)
+    assert outcome.steps == outcome.history_steps[-1] <= 200
+    assert outcome.skipped == 0
+
+
+def test_same_seed_same_result_bit_for_bit(outcome):
+    again = train(untrained("projected"), steps=200)
+    assert same(again.guide, outcome.guide)
+    np.testing.assert_array_equal(again.history, outcome.history)
+
+
+def test_another_seed_another_result():
+    assert not same(train(steps=80).guide, train(steps=80, seed=1).guide)
+
+
+def test_plateau_ends_training_early():
+    done = train(steps=4000)
+    assert done.status is Status.CONVERGED
+    assert done.steps < 2000
+    np.testing.assert_allclose(done.history[-1], 1.5, atol=0.02)
+
+
+@pytest.mark.parametrize(("steps", "chunk", "cooldown_steps"), [(100, 6, 60), (7, 1, 7)])
+def test_steps_are_never_exceeded(steps, chunk, cooldown_steps):
+    assert train(steps=steps, chunk=chunk, cooldown_steps=cooldown_steps).steps <= steps
+
+
+def test_time_limit():
+    """A deadline that has passed leaves one chunk; the status says why."""
+    done = train(steps=10_000, deadline=time.perf_counter() - 1.0)
+    assert done.status is Status.TIME_LIMIT
+    assert done.steps <= 2 * CHUNK
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_interrupt_keeps_the_best_so_far(at):
+    progress = Recorder(interrupt_at=at)
+    done = train(progress=progress, steps=400)
+    assert done.status is Status.INTERRUPTED
+    assert len(progress.steps) == at
+    assert not same(done.guide, gaussian_guide())
+    np.testing.assert_array_equal(done.history, progress.elbos)
+
+
+DESTRUCTIVE = {"large steps": optax.sgd(1e3), "enormous steps": optax.sgd(1e30), "ascent": optax.sgd(-0.5)}
+
+
+@pytest.mark.parametrize("steps", [200, COOLDOWN])
+@pytest.mark.parametrize("name", DESTRUCTIVE)
+def test_never_worse_than_the_start(name, steps):
+    """An optimiser that destroys the guide gives back the start, even where there are only annealing steps."""
+    guide = gaussian_guide()
+    done = train(guide, steps=steps, optimizer=DESTRUCTIVE[name])
+    assert same(done.guide, guide)
+    assert done.status in (Status.WARM_START, Status.DIVERGED)
+
+
+def test_a_destroyed_diffusion_gives_back_its_start():
+    """After the first chunk no weight is finite, which leaves nothing to refit tails to."""
+    guide = untrained("projected")
+    done = train(guide, steps=COOLDOWN, optimizer=optax.sgd(1e30))
+    assert same(done.guide, guide)
+
+
+def test_an_exact_start_stays_exact():
+    done = train(exact_gaussian())
+    scale = np.asarray(jax.jacfwd(done.guide.affine)(jnp.zeros(DIM)))  # pyright: ignore
+    expected = np.asarray(exact_gaussian().affine.anchor_scale.value)
+    np.testing.assert_allclose(scale, expected, atol=2e-3)
