@@ -56,7 +56,7 @@ def counted():
     """Fits of one density: a short one, its repetition, and one with ten times the steps."""
     densities = [Counted() for _ in range(3)]
     fits = [
-        fit(density, init=jnp.zeros(2), guide=SMALL, steps=steps)
+        fit(density, init=jnp.zeros(2), guide="full-rank", steps=steps)
         for density, steps in zip(densities, (64, 64, 640), strict=True)
     ]
     return densities, fits
@@ -129,12 +129,15 @@ def banana(x):
 BANANA_LOG_EVIDENCE = np.log(2 * np.pi * 0.5)
 
 
-def test_network_with_dropout_and_layer_norm():
-    guide = DiffusionGuide(steps=2, network=MLP(width=8, depth=2, dropout=0.1, layer_norm=True))
-    posterior = fit(banana, init=jnp.zeros(2), guide=guide)
-    assert posterior.diagnostics.elbo <= BANANA_LOG_EVIDENCE + 0.01
-    assert posterior.diagnostics.round_trip_error < 1e-2
-    assert np.isfinite(posterior.sample(100)["x"]).all()
+def test_network_with_dropout_and_layer_norm_in_double_precision():
+    guide = DiffusionGuide(steps=2, network=MLP(width=6, depth=2, dropout=0.1, layer_norm=True))
+    with jax.enable_x64(True):
+        posterior = fit(banana, init=jnp.zeros(2), guide=guide)
+        assert posterior.sample(10)["x"].dtype == np.float64
+        assert posterior.guide.draw(jr.key(0)).log_q.dtype == jnp.float64
+        assert posterior.diagnostics.elbo <= BANANA_LOG_EVIDENCE + 0.01
+        # Draws are made without dropout, and inverted to the last digits.
+        assert posterior.diagnostics.round_trip_error < 1e-8
 
 
 class UserNetwork(eqx.Module):
@@ -147,25 +150,10 @@ class UserNetwork(eqx.Module):
 
 
 def test_equinox_network_of_a_user():
-    network = UserNetwork(eqx.nn.MLP(3, 2, 8, 1, activation=jnp.tanh, key=jr.key(0)))
-    posterior = fit(banana, init=jnp.zeros(2), guide=DiffusionGuide(steps=2, order=2, network=network))
+    network = UserNetwork(eqx.nn.MLP(3, 2, 4, 1, activation=jnp.tanh, key=jr.key(0)))
+    posterior = fit(banana, init=jnp.zeros(2), guide=DiffusionGuide(steps=2, network=network))
     assert posterior.diagnostics.elbo <= BANANA_LOG_EVIDENCE + 0.01
     assert np.isfinite(posterior.sample(100)["x"]).all()
-
-
-def test_double_precision():
-    with jax.enable_x64(True):
-        posterior = fit(conjugate, data={"y": Y}, guide=SMALL)
-        assert posterior.sample(10)["theta"].dtype == np.float64
-        assert posterior.guide.draw(jr.key(0)).log_q.dtype == jnp.float64
-        assert abs(posterior.diagnostics.log_evidence - exact(Y)[2]) < 0.005
-        assert posterior.diagnostics.round_trip_error < 1e-8
-
-
-def test_a_destructive_optimizer_leaves_the_warm_start():
-    posterior = fit(banana, init=jnp.zeros(2), guide="full-rank", optimizer=optax.sgd(1e3))
-    assert posterior.run.status in (Status.WARM_START, Status.DIVERGED)
-    assert posterior.diagnostics.elbo > BANANA_LOG_EVIDENCE - 1.0
 
 
 def test_time_limit_ends_training():

@@ -11,18 +11,20 @@ GUIDE = "dmvi.guides._guide"
 TARGET = "dmvi.targets._target"
 ERRORS = "dmvi._errors"
 RUN = "dmvi._run"
+RANDOM = "dmvi._random"
 STAGES = ["targets", "diffusion", "guides", "objectives", "training", "starts", "posterior"]
 
 # What each stage may import of dmvi besides itself. A package stands for all of its modules.
 ARROWS = {
     "_errors": set(),
     "_run": set(),
-    "diffusion": {ERRORS},
+    "_random": set(),
+    "diffusion": {ERRORS, RANDOM},
     "targets": {ERRORS},
     "guides": {ERRORS, "dmvi.diffusion"},
     "objectives": {ERRORS, GUIDE, TARGET},
     "training": {ERRORS, RUN, GUIDE, TARGET, "dmvi.objectives"},
-    "starts": {ERRORS, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
+    "starts": {ERRORS, RANDOM, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
     "posterior": {ERRORS, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "_fit": {ERRORS, RUN, *(f"dmvi.{stage}" for stage in STAGES)},
     "cli": {"dmvi"},

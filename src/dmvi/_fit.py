@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import optax
 
 from dmvi._errors import InputError
 from dmvi._run import Run
-from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe
+from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe, anchored
 from dmvi.objectives import CoveringELBO, Objective
 from dmvi.posterior import Posterior
 from dmvi.starts import warm_start
@@ -23,7 +25,7 @@ GUIDES: dict[str, GuideRecipe] = {
     "full-rank": GaussianGuide(full_rank=True),
     "mean-field": GaussianGuide(full_rank=False),
 }
-STEPS = 4000
+STEPS = 3600
 PARTICLES = 32
 LEARNING_RATE = 6e-3
 LOOKS = 16  # chunks of a full-length training
@@ -77,9 +79,10 @@ def fit(
     _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
     _check_kinds(optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
-    start_key, guide_key, train_key, judge_key = jr.split(jr.key(seed), 4)
-    settings = _settings(steps, particles, optimizer, objective)
     full = recipe.name != "mean-field"
+    _check_recipe(recipe, target.dim)
+    start_key, guide_key, train_key, judge_key = jr.split(jr.key(int(seed)), 4)
+    settings = _settings(int(steps), int(particles), optimizer, objective)
     line = progress_for(progress)
     try:
         start = warm_start(target, full=full, key=start_key, progress=line)
@@ -88,7 +91,7 @@ def fit(
             recipe.build(start.affine, key=guide_key),
             target,
             settings,
-            Budget(steps, None if time_limit is None else began + time_limit),
+            Budget(int(steps), None if time_limit is None else began + time_limit),
             key=train_key,
             progress=line,
         )
@@ -105,7 +108,7 @@ def fit(
         history_steps=outcome.history_steps,
         warm_start=start.name,
         guide_name=recipe.name,
-        seed=seed,
+        seed=int(seed),
     )
     return Posterior(target, outcome.guide, run, judge_key)
 
@@ -129,7 +132,14 @@ def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
     if isinstance(guide, str) and guide in GUIDES:
         return GUIDES[guide]
     names = ", ".join(f'"{name}"' for name in GUIDES)
-    raise InputError(f"guide must be one of {names}, or a recipe such as dmvi.DiffusionGuide(); got {guide!r}.")
+    raise InputError(
+        f"guide must be one of {names}, or a recipe such as dmvi.DiffusionGuide(); got {guide!r}."
+    )
+
+
+def _check_recipe(recipe: GuideRecipe, dim: int) -> None:
+    """Build the guide once on the identity, so that a network that does not fit is named at once."""
+    recipe.build(anchored(jnp.zeros(dim), jnp.ones(dim), full=False), key=jr.key(0))
 
 
 def _check_kinds(optimizer: Any, objective: Any) -> None:
@@ -143,7 +153,8 @@ def _check_kinds(optimizer: Any, objective: Any) -> None:
 
 def _check_numbers(*, seed: Any, steps: Any, particles: Any, time_limit: Any) -> None:
     for name, value, least in (("seed", seed, 0), ("steps", steps, 1), ("particles", particles, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or not least <= value < 2**32:
+            raise InputError(f"{name} must be an integer of at least {least} and below 2^32, got {value!r}.")
     if time_limit is not None and not (isinstance(time_limit, int | float) and time_limit > 0):
         raise InputError(f"time_limit must be a positive number of seconds or None, got {time_limit!r}.")

@@ -49,39 +49,28 @@ def test_bad_networks(name):
         as_score_network(BAD_NETWORKS[name], 3, key=jr.key(0))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: MLP(width=0),
-        lambda: MLP(depth=0),
-        lambda: MLP(dropout=1.0),
-        lambda: MLP(dropout=-0.1),
-        lambda: Projected(rank=0),
-        lambda: Projected(scale_rank=-1),
-        lambda: Projected(width=0),
-        lambda: DiffusionGuide(steps=0),
-        lambda: DiffusionGuide(order=4),
-        lambda: DiffusionGuide(order=0),
-        lambda: DiffusionGuide(order=2),
-        lambda: DiffusionGuide(order=2, network=Projected()),
-    ],
-)
-def test_bad_numbers(make):
-    with pytest.raises(InputError):
-        make()
+BAD_NUMBERS = [
+    (MLP, {"width": 0}),
+    (MLP, {"depth": 0}),
+    (MLP, {"dropout": 1.0}),
+    (MLP, {"dropout": -0.1}),
+    (MLP, {"width": 8.5}),
+    (MLP, {"width": "64"}),
+    (Projected, {"rank": 0}),
+    (Projected, {"scale_rank": -1}),
+    (Projected, {"width": 0}),
+    (Projected, {"rank": 1.5}),
+    (Projected, {"width": "64"}),
+    (DiffusionGuide, {"steps": 0}),
+    (DiffusionGuide, {"steps": 2.5}),
+    (DiffusionGuide, {"steps": "4"}),
+    (DiffusionGuide, {"order": 0}),
+    (DiffusionGuide, {"order": 4, "network": MLP()}),
+    (DiffusionGuide, {"order": 2, "network": Projected()}),
+]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: DiffusionGuide(steps=2.5),
-        lambda: DiffusionGuide(steps="4"),
-        lambda: MLP(width=8.5),
-        lambda: MLP(width="64"),
-        lambda: Projected(rank=1.5),
-        lambda: Projected(width="64"),
-    ],
-)
-def test_numbers_of_the_wrong_type(make):
+@pytest.mark.parametrize(("recipe", "options"), BAD_NUMBERS)
+def test_bad_numbers(recipe, options):
     with pytest.raises(InputError):
-        make()
+        recipe(**options)

@@ -53,7 +53,7 @@ def slope(network, order, start, exact, steps=(16, 32, 64)):
     """The exponent p of error = C delta^p, from the finest two of the step counts."""
     errors = []
     for count in steps:
-        end = jax.jit(NetworkFlow(network, count, order).move)(start)
+        end = jax.jit(NetworkFlow(network=network, steps=count, order=order).move)(start)
         errors.append(float(jnp.max(jnp.abs(end - exact))))
     assert errors[-1] > 1e-11  # above rounding
     return np.log2(errors[-2] / errors[-1])
@@ -86,9 +86,11 @@ def test_order_on_a_mixture(order):
 
 def flow_of(name: str):
     if name == "projected":
-        return perturbed(Projected(rank=2, scale_rank=2, width=6, scale_width=6).build(4, 3, key=jr.key(0)), size=0.1)
+        return perturbed(
+            Projected(rank=2, scale_rank=2, width=6, scale_width=6).build(4, 3, key=jr.key(0)), size=0.1
+        )
     network = as_score_network(MLP(width=6, depth=2), 4, key=jr.key(0))
-    return perturbed(NetworkFlow(network, 2, int(name[-1])), size=0.1)
+    return perturbed(NetworkFlow(network=network, steps=2, order=int(name[-1])), size=0.1)
 
 
 FLOWS = ("projected", "order 1", "order 2", "order 3")
@@ -125,7 +127,7 @@ def test_step_against_autodiff(name):
 
 
 def test_times_run_from_the_noise_to_the_data():
-    flow = NetworkFlow(GaussianScore(0.5), 4, 1)
+    flow = NetworkFlow(network=GaussianScore(0.5), steps=4, order=1)
     np.testing.assert_allclose(flow.taus(), [2.0, 1.5, 1.0, 0.5])
     assert flow.delta == 0.5
 
@@ -142,7 +144,7 @@ class Linear(ScoreNetwork):
 @pytest.mark.parametrize("factor", [0.4, 0.99, 1.01, 3.0])
 def test_a_folding_step_has_no_density(factor):
     """With delta = 1 in R^1 the step keeps its orientation for c < 1 and turns it round for c > 1."""
-    flow = NetworkFlow(Linear(factor), 2, 1)
+    flow = NetworkFlow(network=Linear(factor), steps=2, order=1)
     u, log_det = flow.move_density(jnp.ones(1))
     moved = flow.move_score(jnp.ones(1), jnp.ones(1))
     np.testing.assert_allclose(u, (1 - factor) ** 2)
@@ -167,7 +169,7 @@ def test_a_folding_projected_step_has_no_density():
 
 def test_dropout_is_for_training_only_and_its_density_is_of_the_map_taken():
     network = as_score_network(MLP(width=8, depth=3, dropout=0.5, layer_norm=True), 3, key=jr.key(0))
-    flow = perturbed(NetworkFlow(network, 2, 1), size=0.05)
+    flow = perturbed(NetworkFlow(network=network, steps=2, order=1), size=0.05)
     u = jnp.asarray([0.3, -0.4, 1.0])
     keys = [jr.key(1), jr.key(1), jr.key(2)]
     first, again, other = (flow.move(u, key) for key in keys)

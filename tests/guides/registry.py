@@ -1,4 +1,4 @@
-"""Guides with nothing trivial about them, and targets of known evidence, which every test of a contract meets.
+"""Guides with nothing trivial about them and targets of known evidence, which tests of contracts share.
 
 All live in R^3. Guides are wider than the targets, so that weights have a finite variance.
 """
@@ -49,7 +49,10 @@ def _apply(params, u, t):
 def pair(dim: int) -> tuple[dict, Callable]:
     """A plain (params, apply) pair."""
     rng = np.random.default_rng(3)
-    params = {"inner": jnp.asarray(rng.normal(size=(6, dim))), "outer": jnp.asarray(rng.normal(size=(dim, 6)))}
+    params = {
+        "inner": jnp.asarray(rng.normal(size=(6, dim))),
+        "outer": jnp.asarray(rng.normal(size=(dim, 6))),
+    }
     return params, _apply
 
 
@@ -60,7 +63,9 @@ def recipes(dim: int = DIM) -> dict[str, GuideRecipe]:
         "mean-field": GaussianGuide(full_rank=False),
         "full-rank": GaussianGuide(full_rank=True),
         "projected": DiffusionGuide(network=Projected(rank=2, scale_rank=1, width=8, scale_width=6)),
-        "projected, heavy tail": DiffusionGuide(steps=3, network=Projected(rank=3, scale_rank=2, width=8, depth=1)),
+        "projected, heavy tail": DiffusionGuide(
+            steps=3, network=Projected(rank=3, scale_rank=2, width=8, depth=1)
+        ),
         "mlp, order 1": DiffusionGuide(steps=4, order=1, network=small),
         "mlp, order 2": DiffusionGuide(steps=3, order=2, network=small),
         "mlp, order 3": DiffusionGuide(steps=2, order=3, network=small),
@@ -171,4 +176,5 @@ def _target(name: str, dtype: Any) -> Target:
 def exact_gaussian() -> Gaussian:
     """The guide that is the Gaussian target itself, up to its evidence."""
     root = np.linalg.cholesky(COVARIANCE)
-    return Gaussian(anchored(jnp.asarray(MEAN, float), jnp.asarray(root, float), full=True), DIM)
+    affine = anchored(jnp.asarray(MEAN, float), jnp.asarray(root, float), full=True)
+    return Gaussian(affine=affine, dim=DIM)

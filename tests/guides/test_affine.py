@@ -55,7 +55,9 @@ def test_pulled_score(case):
     """G in u is (S L)^{-T} G in xi."""
     affine, _, matrix = case
     score = np.random.default_rng(2).normal(size=DIM)
-    np.testing.assert_allclose(affine.pull_score(jnp.asarray(score)), np.linalg.solve(matrix.T, score), rtol=1e-10)
+    np.testing.assert_allclose(
+        affine.pull_score(jnp.asarray(score)), np.linalg.solve(matrix.T, score), rtol=1e-10
+    )
 
 
 def test_rebased_is_the_same_map_with_an_identity_to_train(case):

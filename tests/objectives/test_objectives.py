@@ -57,7 +57,7 @@ def test_gradients_of_a_gaussian_are_those_of_its_divergence():
 
     -ELBO = KL(N(m, C), N(MEAN, COVARIANCE)) - log Z, differentiated by hand's closed form.
     """
-    guide = perturbed(GivenNoise(base(), DIM))
+    guide = perturbed(GivenNoise(affine=base(), dim=DIM))
     phi, rebuild = as_vector(guide)
     points = np.sqrt(DIM) * np.concatenate([np.eye(DIM), -np.eye(DIM)])
 
@@ -88,7 +88,8 @@ def test_path_gradient_is_the_elbo_gradient_in_expectation():
     def both(keys):
         def one(key):
             return [
-                jax.grad(loss_of(objective, rebuild, model))(phi, key[None]) for objective in (ELBO(), PathELBO())
+                jax.grad(loss_of(objective, rebuild, model))(phi, key[None])
+                for objective in (ELBO(), PathELBO())
             ]
 
         return jax.vmap(one)(keys)
@@ -103,7 +104,7 @@ def test_path_gradient_is_the_elbo_gradient_in_expectation():
     assert np.max(np.abs(path.mean(axis=0)) / (path.std(axis=0) / 100 + 1e-12)) > 20
 
 
-@pytest.mark.parametrize("name", ["full-rank", "projected", "pair"])
+@pytest.mark.parametrize("name", ["full-rank", "pair"])
 def test_path_gradient_vanishes_draw_by_draw_for_an_untrained_guide_that_is_exact(name):
     guide = untrained(name)
     phi, rebuild = as_vector(guide)
@@ -144,7 +145,7 @@ def test_path_gradient_vanishes_for_an_exact_guide_that_is_no_gaussian():
 
 
 def test_draws_and_log_weights_are_reported():
-    guide, model = small_diffusion(), target("gaussian")
+    guide, model = untrained("full-rank"), target("gaussian")
     keys = jr.split(jr.key(0), 6)
     draws = jax.jit(jax.vmap(guide.draw))(keys)
     log_weights = jax.vmap(model.log_density)(draws.xi) - draws.log_q
@@ -157,7 +158,7 @@ def test_draws_and_log_weights_are_reported():
 
 
 def covered(guide, model, keys):
-    """(loss, gradient) of the covering objective from per-draw path gradients and c(w) = max(1, w), in NumPy."""
+    """Loss and gradient of the covering objective from single draws and c(w) = max(1, w), in NumPy."""
     phi, rebuild = as_vector(guide)
     loss = loss_of(PathELBO(), rebuild, model)
     values, gradients = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))(phi, keys[:, None])
@@ -187,7 +188,7 @@ def far_target() -> Target:
 
 @pytest.mark.parametrize("reason", ["minibatch", "generative parameters", "uneven weights"])
 def test_covering_is_the_path_elbo_where_weights_mean_nothing(reason):
-    guide = Gaussian(perturbed(base()), DIM)
+    guide = Gaussian(affine=perturbed(base()), dim=DIM)
     model = far_target() if reason == "uneven weights" else target("gaussian")
     if reason == "generative parameters":
         model = dataclasses.replace(model, params={"psi": jnp.zeros(())})
@@ -208,8 +209,10 @@ def test_generative_parameters_get_their_gradient():
     def log_density(xi, params, batch):
         return -0.5 * jnp.sum((xi - params["psi"]) ** 2)
 
-    model = dataclasses.replace(target("gaussian"), params={"psi": jnp.full(DIM, 0.3)}, _log_density=log_density)
-    guide, keys = Gaussian(base(), DIM), jr.split(jr.key(0), 8)
+    model = dataclasses.replace(
+        target("gaussian"), params={"psi": jnp.full(DIM, 0.3)}, _log_density=log_density
+    )
+    guide, keys = Gaussian(affine=base(), dim=DIM), jr.split(jr.key(0), 8)
 
     def loss(params):
         moved = eqx.tree_at(lambda t: t.params, model, params)

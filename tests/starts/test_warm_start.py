@@ -9,7 +9,7 @@ import pytest
 
 from dmvi.guides import Affine, Gaussian
 from dmvi.starts import warm_start
-from dmvi.starts._laplace import LARGEST_SD, maximum, precision_at, scale_from_precision
+from dmvi.starts._laplace import LARGEST_SD, laplace, scale_from_precision
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Silent
 
@@ -22,7 +22,7 @@ def log_weights(affine: Affine, target: Target, n: int = 2000) -> np.ndarray:
     @eqx.filter_jit
     def weigh(keys):
         def one(key):
-            draw = Gaussian(affine, affine.dim).draw(key)
+            draw = Gaussian(affine=affine, dim=affine.dim).draw(key)
             return target.log_density(draw.xi) - draw.log_q
 
         return jax.vmap(one)(keys)
@@ -51,13 +51,15 @@ def test_directions_without_curvature_are_cut(full):
 
 
 def gaussian_of_many_scales() -> tuple[Target, np.ndarray, np.ndarray]:
-    """Standard deviations from 1e-2 to 1e2 and correlations: a covariance of condition number 1e8 and above."""
+    """Standard deviations from 1e-2 to 1e2, and correlated: a condition number above 1e8."""
     sds = np.logspace(-2, 2, 5)
     mean = 3 * sds * np.array([1, -1, 1, -1, 1])
     root = np.diag(sds) @ np.linalg.cholesky(0.5 * np.eye(5) + 0.5)
 
     def log_density(x):
-        z = jax.scipy.linalg.solve_triangular(jnp.asarray(root, x.dtype), x - jnp.asarray(mean, x.dtype), lower=True)
+        z = jax.scipy.linalg.solve_triangular(
+            jnp.asarray(root, x.dtype), x - jnp.asarray(mean, x.dtype), lower=True
+        )
         return -0.5 * jnp.sum(z**2)
 
     return from_log_density(log_density, jnp.zeros(5)), mean, root
@@ -66,11 +68,20 @@ def gaussian_of_many_scales() -> tuple[Target, np.ndarray, np.ndarray]:
 def test_laplace_is_exact_for_a_gaussian_of_condition_1e8():
     target, mean, root = gaussian_of_many_scales()
     assert np.linalg.cond(root @ root.T) > 1e8
-    mode, _ = maximum(target, jnp.zeros(5))
-    np.testing.assert_allclose(np.linalg.solve(root, mode - mean), 0, atol=0.02)
-    precision = precision_at(target, mode, np.dtype(np.float32))
-    assert precision is not None
-    np.testing.assert_allclose(root.T @ precision @ root, np.eye(5), atol=1e-3)
+    mode = laplace(target, np.zeros(5))
+    np.testing.assert_allclose(np.linalg.solve(root, mode.loc - mean), 0, atol=0.02)
+    np.testing.assert_allclose(root.T @ mode.precision @ root, np.eye(5), atol=1e-3)
+    log_z = np.linalg.slogdet(root)[1] + 2.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(mode.log_evidence, log_z, atol=1e-2)
+
+
+def test_laplace_where_the_search_leaves_the_finite():
+    """Nothing finite but at the start: the start itself with unit curvature, and no evidence."""
+    target = from_log_density(lambda x: jnp.where(jnp.sum(x**2) > 0, jnp.nan, 0.0) + x[0], jnp.zeros(2))
+    mode = laplace(target, np.array([0.3, 0.1]))
+    np.testing.assert_array_equal(mode.loc, [0.3, 0.1])
+    np.testing.assert_array_equal(mode.precision, np.eye(2))
+    assert mode.log_evidence == -np.inf
 
 
 def test_warm_start_of_a_gaussian_of_condition_1e8():
@@ -86,7 +97,7 @@ def test_warm_start_of_a_gaussian_of_condition_1e8():
 
 
 def test_improper_flat_priors_are_ordinary():
-    """A regression without any prior, its columns of scales 1, 1e3 and 1e-3: the posterior is least squares."""
+    """A regression without any prior, columns of scales 1, 1e3 and 1e-3: exactly least squares."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 3)) * [1.0, 1e3, 1e-3]
     y = x @ [1.0, 2e-3, -500.0] + rng.normal(size=30)

@@ -1,5 +1,6 @@
 """The loop: what it returns, why it stops, and that it never makes things worse."""
 
+import dataclasses
 import time
 
 import jax
@@ -35,7 +36,7 @@ class Recorder(Silent):
 
 
 def gaussian_guide() -> Gaussian:
-    return Gaussian(base(), DIM)
+    return Gaussian(affine=base(), dim=DIM)
 
 
 def train(
@@ -129,7 +130,7 @@ DESTRUCTIVE = {"large steps": optax.sgd(1e3), "enormous steps": optax.sgd(1e30),
 @pytest.mark.parametrize("steps", [200, COOLDOWN])
 @pytest.mark.parametrize("name", DESTRUCTIVE)
 def test_never_worse_than_the_start(name, steps):
-    """An optimiser that destroys the guide gives back the start, even where there are only annealing steps."""
+    """An optimiser that destroys the guide gives back the start, also where all steps anneal."""
     guide = gaussian_guide()
     done = train(guide, steps=steps, optimizer=DESTRUCTIVE[name])
     assert same(done.guide, guide)
@@ -140,6 +141,16 @@ def test_a_destroyed_diffusion_gives_back_its_start():
     """After the first chunk no weight is finite, which leaves nothing to refit tails to."""
     guide = untrained("projected")
     done = train(guide, steps=COOLDOWN, optimizer=optax.sgd(1e30))
+    assert same(done.guide, guide)
+
+
+def test_never_worse_than_the_start_on_minibatches():
+    """Looks are taken at the training draws there, and none of them is finite any more."""
+    model = dataclasses.replace(
+        target("gaussian"), subsampled=True, _draw_batch=lambda key: jnp.zeros(1, int)
+    )
+    guide = gaussian_guide()
+    done = train(guide, model=model, steps=COOLDOWN, optimizer=optax.sgd(1e30))
     assert same(done.guide, guide)
 
 

@@ -5,7 +5,6 @@ from dmvi.diffusion._flow import Flow as Flow
 from dmvi.diffusion._networks import MLP as MLP
 from dmvi.diffusion._networks import ScoreNetwork as ScoreNetwork
 from dmvi.diffusion._networks import as_score_network as as_score_network
-from dmvi.diffusion._networks import seed_of as seed_of
 from dmvi.diffusion._projected import Projected as Projected
 from dmvi.diffusion._projected import ProjectedFlow as ProjectedFlow
 from dmvi.diffusion._solver import ORDERS as ORDERS

@@ -95,5 +95,5 @@ class Hidden(eqx.Module):
             diagonal = jnp.sum(layer.inner * y.T, axis=1)
             gradient = gradient + layer.inner.T @ (layer.curvature * diagonal)
             if weight is not None:
-                y = y + (y * layer.slope) @ weight
+                y = y + (y * layer.slope[None, :]) @ weight
         return gradient

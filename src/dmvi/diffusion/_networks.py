@@ -11,13 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from dmvi._errors import InputError
+from dmvi._random import seed_of
 
 TIME_FREQUENCIES = 4
-
-
-def seed_of(key: PRNGKeyArray) -> list[int]:
-    """A seed for NumPy's generator, for the few numbers that are not worth compiling a program for."""
-    return np.asarray(jr.key_data(key)).ravel().tolist()
 
 
 def initial_weights(key: PRNGKeyArray, shape: tuple[int, ...], scale: float) -> Array:
@@ -118,10 +114,10 @@ class MLP(eqx.Module):
     dropout: float = eqx.field(static=True, default=0.0)
 
     def __check_init__(self):
-        if self.width < 1 or self.depth < 1:
-            raise InputError(
-                f"MLP needs width and depth of at least 1, got width={self.width}, depth={self.depth}."
-            )
+        for name in ("width", "depth"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"MLP needs {name} to be an integer of at least 1, got {value!r}.")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"MLP needs dropout in [0, 1), got {self.dropout}.")
 
@@ -166,9 +162,10 @@ def _check_output(net: PyTree, apply: Callable, dim: int) -> None:
         out = eqx.filter_eval_shape(apply, net, jnp.zeros(dim), jnp.zeros(()))
     except Exception as error:
         raise InputError(
-            f"the score network could not be called as net(u, t) with u of shape ({dim},) and a scalar t: {error}"
+            f"the score network could not be called as net(u, t), u of shape ({dim},), t a scalar: {error}"
         ) from error
     if getattr(out, "shape", None) != (dim,):
         raise InputError(
-            f"the score network must map u of shape ({dim},) to shape ({dim},), got {getattr(out, 'shape', out)}."
+            f"the score network must map u of shape ({dim},) to the same shape, "
+            f"got {getattr(out, 'shape', out)}."
         )

@@ -186,7 +186,7 @@ def _scaled(w: Array, u: Array, z: Array, s: Array) -> tuple[Array, Array]:
 
 def _compressed(w: Array, s: Array) -> Float[Array, "scale_rank scale_rank"]:
     """B = W D^-1 W^T."""
-    return (w * jnp.exp(-s)) @ w.T
+    return (w * jnp.exp(-s)[None, :]) @ w.T
 
 
 def _compressed_solve(w: Array, s: Array, inverse: Array, right: Array) -> Array:
@@ -214,8 +214,9 @@ class Projected(eqx.Module):
 
     def __check_init__(self):
         for name in ("rank", "scale_rank", "width", "scale_width", "depth"):
-            if getattr(self, name) < 1:
-                raise InputError(f"Projected needs {name} of at least 1, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"Projected needs {name} to be an integer of at least 1, got {value!r}.")
 
     def build(self, dim: int, steps: int, *, key: PRNGKeyArray) -> ProjectedFlow:
         """The flow for `dim` coordinates; ranks are cut to what the dimension allows."""

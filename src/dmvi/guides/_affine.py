@@ -70,7 +70,9 @@ def anchored(loc: Float[Array, " dim"], scale: Array, *, full: bool) -> Affine:
     """
     dim = loc.shape[0]
     zeros = jnp.zeros(dim, loc.dtype)
-    return Affine(Frozen(loc), Frozen(scale), zeros, zeros, jnp.zeros((dim, dim), loc.dtype) if full else None)
+    return Affine(
+        Frozen(loc), Frozen(scale), zeros, zeros, jnp.zeros((dim, dim), loc.dtype) if full else None
+    )
 
 
 def _solve(scale: Array, x: Array) -> Array:

@@ -7,13 +7,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.diffusion import ORDERS, Flow, NetworkFlow, Projected, as_score_network
 from dmvi.guides._affine import Affine
 from dmvi.guides._gaussian import with_path_gradient
-from dmvi.guides._guide import Draw, Frozen, Guide, GuideRecipe
+from dmvi.guides._guide import Draw, Frozen, Guide, GuideRecipe, frozen
 from dmvi.guides._tails import TailedNoise
 
 
@@ -38,11 +37,11 @@ class Diffusion(Guide):
     def draw_path(self, key):
         z = self.noise.sample(key)
         dropout_key = jr.fold_in(key, 1)
-        frozen = jax.lax.stop_gradient(self)
-        moved = frozen.flow.move_score(z, frozen.noise.score(z), dropout_key)
-        log_q = frozen.noise.log_prob(z) - moved.log_det - frozen.affine.log_det()
+        fixed = frozen(self)
+        moved = fixed.flow.move_score(z, fixed.noise.score(z), dropout_key)
+        log_q = fixed.noise.log_prob(z) - moved.log_det - fixed.affine.log_det()
         xi = self.affine(self.flow.move(z, dropout_key))
-        return Draw(xi, with_path_gradient(log_q, xi, frozen.affine.pull_score(moved.score)), z)
+        return Draw(xi, with_path_gradient(log_q, xi, fixed.affine.pull_score(moved.score)), z)
 
     def sample(self, key, shape=()):
         count = math.prod(shape)
@@ -75,14 +74,14 @@ class DiffusionGuide(GuideRecipe):
     network: Any = Projected()
 
     def __check_init__(self):
-        if self.steps < 1:
-            raise InputError(f"DiffusionGuide needs at least one solver step, got steps={self.steps}.")
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise InputError(f"DiffusionGuide needs at least one solver step, got steps={self.steps!r}.")
         if self.order not in ORDERS:
             raise InputError(f"DiffusionGuide takes order 1, 2 or 3, got order={self.order}.")
         if self.order > 1 and isinstance(self.network, Projected):
             raise InputError(
-                f"the projected network solves its linear part exactly and takes order 1, got order={self.order}; "
-                "use network=dmvi.MLP() for orders 2 and 3."
+                "the projected network solves its linear part exactly and takes order 1, "
+                f"got order={self.order}; use network=dmvi.MLP() for orders 2 and 3."
             )
 
     @property
@@ -94,5 +93,7 @@ class DiffusionGuide(GuideRecipe):
         if isinstance(self.network, Projected):
             flow = self.network.build(dim, self.steps, key=key)
         else:
-            flow = NetworkFlow(as_score_network(self.network, dim, key=key), self.steps, self.order)
-        return Diffusion(TailedNoise(Frozen(jnp.ones(dim, affine.loc.dtype))), flow, affine, dim)
+            network = as_score_network(self.network, dim, key=key)
+            flow = NetworkFlow(network=network, steps=self.steps, order=self.order)
+        noise = TailedNoise(Frozen(jnp.ones(dim, affine.loc.dtype)))
+        return Diffusion(noise=noise, flow=flow, affine=affine, dim=dim)

@@ -7,7 +7,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi.guides._affine import Affine
-from dmvi.guides._guide import Draw, Guide, GuideRecipe
+from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen
 from dmvi.guides._tails import standard_normal
 
 
@@ -29,9 +29,9 @@ class Gaussian(Guide):
     def draw_path(self, key):
         u = self._noise(key)
         xi = self.affine(u)
-        frozen = jax.lax.stop_gradient(self.affine)
-        log_q = standard_log_prob(u) - frozen.log_det()
-        return Draw(xi, with_path_gradient(log_q, xi, frozen.pull_score(-u)), u)
+        fixed = frozen(self.affine)
+        log_q = standard_log_prob(u) - fixed.log_det()
+        return Draw(xi, with_path_gradient(log_q, xi, fixed.pull_score(-u)), u)
 
     def sample(self, key, shape=()):
         noise = jr.normal(key, (*shape, self.dim), self.affine.loc.dtype)
@@ -67,4 +67,4 @@ class GaussianGuide(GuideRecipe):
         return "full-rank" if self.full_rank else "mean-field"
 
     def build(self, affine, *, key):
-        return Gaussian(affine, affine.dim)
+        return Gaussian(affine=affine, dim=affine.dim)

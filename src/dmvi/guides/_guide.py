@@ -24,6 +24,11 @@ def trainable(tree: Any) -> Any:
     )
 
 
+def frozen(tree: Any) -> Any:
+    """`tree` with no gradient through any of its arrays."""
+    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+
 class Draw(NamedTuple):
     """One draw and the log-density that makes its importance weight right.
 

@@ -15,8 +15,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi.guides._guide import Frozen
 
-MAX_TAIL = 2.2
-MAX_TAIL_CHANGE = 0.3
+MAX_TAIL = 1.6
+MAX_TAIL_CHANGE = 0.12  # a flow follows small changes of its noise, not large ones
+MAX_WEIGHT = 20.0  # truncation: no single draw decides
+ADAPT_FROM_ESS = 0.5  # below, the weights speak of the middle, not of the tails
 SIGNIFICANCE = 3.0  # standard errors a tail must be away from fitting before it is moved
 
 
@@ -56,13 +58,17 @@ class TailedNoise(eqx.Module):
         r"""One natural-gradient step of the forward KL in each t_i, where it is significant.
 
         With normalised weights w and g_i = d log p(z_i; t_i) / d t_i, which has mean zero under the
-        noise itself, the step is mean((w - 1) g_i) / mean(g_i^2). It is taken where it exceeds
-        SIGNIFICANCE standard errors, so that coordinates with Gaussian tails keep t_i = 1 exactly.
+        noise itself, the step is mean((w - 1) g_i) / mean(g_i^2), w cut at MAX_WEIGHT. It is taken where
+        it exceeds SIGNIFICANCE standard errors, so that coordinates with Gaussian tails keep t_i = 1.
         A few thousand numbers on the host: nothing here is worth compiling.
         """
+        if not len(log_weights):
+            return self
         tails = np.asarray(self.tails, float)
         weights = np.exp(log_weights - np.max(log_weights))
-        weights = weights / np.mean(weights)
+        weights = np.minimum(weights / np.mean(weights), MAX_WEIGHT)
+        if len(weights) / np.sum(weights**2) < ADAPT_FROM_ESS:
+            return self
         angle = np.arcsinh(np.asarray(z, float)) / tails
         slope = (angle * (np.sinh(angle) * np.cosh(angle) - np.tanh(angle)) - 1) / tails
         pull = (weights - 1)[:, None] * slope
@@ -70,5 +76,6 @@ class TailedNoise(eqx.Module):
         change = np.mean(pull, axis=0) / information
         error = np.std(pull, axis=0) / np.sqrt(len(pull)) / information
         change = np.where(np.abs(change) > SIGNIFICANCE * error, change, 0.0)
-        tails = np.clip(tails + np.clip(change, -MAX_TAIL_CHANGE, MAX_TAIL_CHANGE), 1.0, MAX_TAIL)
+        tails = tails + np.clip(change, -MAX_TAIL_CHANGE, MAX_TAIL_CHANGE)
+        tails = np.clip(tails, 1.0, MAX_TAIL)
         return TailedNoise(Frozen(jnp.asarray(tails, self.tails.dtype)))

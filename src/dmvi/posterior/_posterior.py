@@ -1,5 +1,6 @@
 """The result of a fit."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,15 +41,11 @@ class Posterior:
         target: as given.
         guide: as given.
         run: as given.
-        diagnostics: what 20,000 fresh draws on the full data say about the fit.
-        judgement: the verdict with its reasons and what to do next.
     """
 
     target: Target
     guide: Guide
     run: Run
-    diagnostics: Diagnostics
-    judgement: Judgement
 
     def __init__(self, target: Target, guide: Guide, run: Run, key: PRNGKeyArray):
         if guide.dim != target.dim:
@@ -56,13 +53,21 @@ class Posterior:
                 f"expected a guide of dimension {target.dim}, the target's; got one of {guide.dim}. "
                 "Build the guide for this target."
             )
-        diagnostics_key, self._key = jax.random.split(key)
+        self._diagnostics_key, self._key = jax.random.split(key)
         self.target = target
         self.guide = guide
         self.run = run
         self._draws = Draws(target, guide)
-        self.diagnostics = diagnose(self._draws, run, diagnostics_key)
-        self.judgement = judge(self.diagnostics)
+
+    @functools.cached_property
+    def diagnostics(self) -> Diagnostics:
+        """What 20,000 fresh draws on the full data say about the fit; made when first asked for."""
+        return diagnose(self._draws, self.run, self._diagnostics_key)
+
+    @functools.cached_property
+    def judgement(self) -> Judgement:
+        """The verdict with its reasons and what to do next."""
+        return judge(self.diagnostics)
 
     @property
     def verdict(self) -> Verdict:

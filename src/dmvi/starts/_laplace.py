@@ -71,6 +71,6 @@ def scale_from_precision(precision: np.ndarray, *, full: bool) -> np.ndarray:
         return 1 / np.sqrt(np.clip(np.diagonal(precision), LARGEST_SD**-2, None))
     values, vectors = np.linalg.eigh(precision)
     root = vectors / np.sqrt(np.clip(values, LARGEST_SD**-2, None))
-    triangle = np.linalg.qr(root.T, mode="r").T
+    triangle = np.asarray(np.linalg.qr(root.T, mode="r")).T
     signs = np.sign(np.diagonal(triangle))
     return triangle * np.where(signs == 0, 1.0, signs)

@@ -9,7 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from dmvi.diffusion import seed_of
+from dmvi._random import seed_of
 from dmvi.guides import Affine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, laplace, log_density_and_gradient, scale_from_precision
@@ -17,6 +17,7 @@ from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
 TRIED_STARTS = 20
+SEARCHES = 12  # for modes
 SPREAD = 2.0  # sd of further points from which modes are sought
 MODES = 2  # modes kept, by Laplace's evidence
 BROAD_SCALES = (0.3, 1.0)
@@ -27,7 +28,11 @@ LEARNING_RATE = 1e-2
 JUDGED_STEPS = 100  # last steps of a stage, at a vanishing learning rate, whose draws judge it
 
 SETTINGS = Settings(
-    PathELBO(), default_optimizer(LEARNING_RATE), PARTICLES, chunk=STAGE_STEPS, cooldown_steps=STAGE_STEPS // 2
+    PathELBO(),
+    default_optimizer(LEARNING_RATE),
+    PARTICLES,
+    chunk=STAGE_STEPS,
+    cooldown_steps=STAGE_STEPS // 2,
 )
 
 
@@ -87,7 +92,7 @@ def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> list[Candid
         Candidate("gaussian-vi", starts.mean(axis=0), np.diag(wide) if full else wide),
     ]
     # Modes are many in mixtures: half of the searches begin where the model's starts lie, half further out.
-    near = starts[: TRIED_STARTS // 2]
+    near = starts[: SEARCHES // 2]
     far = near[0] + SPREAD * np.random.default_rng(seed_of(key)).standard_normal(near.shape)
     modes = [laplace(target, start) for start in (*near, *far)]
     modes.sort(key=lambda mode: -mode.log_evidence)
@@ -120,11 +125,12 @@ def _gaussian_vi(
 
     def one(affine: Affine, params: dict[str, Array]):
         model = eqx.tree_at(lambda t: t.params, target, params)
-        start = Trained(Gaussian(affine, affine.dim), params)
+        start = Trained(Gaussian(affine=affine, dim=affine.dim), params)
         state = initial_state(start, SETTINGS)
         state = state._replace(cooldown=jnp.asarray(STAGE_STEPS - SETTINGS.cooldown_steps, jnp.int32))
         state, evidence = run_chunk(state, start, model, SETTINGS, key)
         end = start.with_flat(state.flat)
+        assert isinstance(end.guide, Gaussian)
         return end.guide.affine.rebased(), end.params, jnp.mean(evidence.log_weights[-JUDGED_STEPS:])
 
     return jax.vmap(one)(affine, params)

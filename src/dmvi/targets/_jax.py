@@ -119,4 +119,5 @@ def _starts(origin: Array) -> Array:
     generator = np.random.default_rng(0)
     distance = 10.0 ** -generator.uniform(0.0, 2.0, (NUM_STARTS, 1))
     distance[0] = 0.0
-    return jnp.asarray(origin + distance * generator.standard_normal((NUM_STARTS, origin.size)), origin.dtype)
+    directions = generator.standard_normal((NUM_STARTS, origin.size))
+    return jnp.asarray(np.asarray(origin)[None] + distance * directions, origin.dtype)

@@ -61,6 +61,7 @@ class Trainer:
         self._looks: list[Look] = []
         self._look_steps: list[int] = []
         self._returns = 0
+        self._adapting = False
         self._chunk_seconds = 0.0
         self._start = self._best = (self._trained, self._look(np.array([])))
 
@@ -79,7 +80,7 @@ class Trainer:
         """Full learning rate until the plateau or until only the cooldown fits in the budget."""
         plateau = Plateau()
         last = self._budget.steps - self._settings.cooldown_steps
-        while int(self._state.step) < last:
+        while int(self._state.step) + self._settings.chunk <= last:
             look = self._advance()
             if look.elbo < self._best[1].elbo - COLLAPSE:
                 self._returns += 1
@@ -93,12 +94,13 @@ class Trainer:
         return Status.STEP_LIMIT
 
     def _anneal(self, status: Status) -> Status:
-        """Let the learning rate fall to zero."""
+        """Let the learning rate fall to zero; adapt in the first half, get used to it in the second."""
         self._state = self._state._replace(cooldown=self._state.step)
         end = int(self._state.step) + self._settings.cooldown_steps
         while int(self._state.step) < end:
             if self._out_of_time(0):
                 return Status.TIME_LIMIT
+            self._adapting = end - int(self._state.step) > self._settings.cooldown_steps // 2
             self._advance(end)
         return status
 
@@ -109,7 +111,8 @@ class Trainer:
         )
         self._trained = self._trained.with_flat(self._state.flat)
         log_weights = np.asarray(evidence.log_weights, float).ravel()
-        self._adapt(log_weights, np.asarray(evidence.noise))
+        if self._adapting:
+            self._adapt(log_weights, np.asarray(evidence.noise))
         look = self._look(log_weights)
         self._chunk_seconds = time.perf_counter() - began
         step = int(self._state.step)
@@ -122,16 +125,16 @@ class Trainer:
 
     def _adapt(self, log_weights: np.ndarray, noise: np.ndarray) -> None:
         """Refit what reverse KL cannot see to the chunk's own draws; minibatch weights are too noisy."""
-        if self._target.subsampled:
-            return
         usable = np.isfinite(log_weights)
+        if self._target.subsampled or not usable.any():
+            return
         noise = noise.reshape(-1, noise.shape[-1])[usable]
         guide = self._trained.guide.adapt(noise, log_weights[usable])
         self._trained = self._trained._replace(guide=guide)
 
     def _look(self, training_log_weights: np.ndarray) -> Look:
         """Fresh draws on the full data; with minibatches the training draws have to do."""
-        if self._target.subsampled:
+        if self._target.subsampled and training_log_weights.size:
             return Look.at(training_log_weights)
         self._look_key, key = jr.split(self._look_key)
         model = eqx.tree_at(lambda t: t.params, self._target, self._trained.params)
@@ -156,7 +159,9 @@ class Trainer:
         if not self._looks or look.elbo < best_look.elbo - max(noise, TOLERANCE):
             trained, look = best, best_look
         if look.elbo < self._start[1].elbo:
-            trained, status = self._start[0], Status.WARM_START
+            trained = self._start[0]
+        if trained is self._start[0] and status is not Status.INTERRUPTED:
+            status = Status.WARM_START
         return Outcome(
             trained.guide,
             trained.params,

@@ -113,6 +113,7 @@ def _step(
 
     (_, evidence), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
     updates, optimizer = settings.optimizer.update(gradient, state.optimizer, state.flat)
+    assert isinstance(updates, jax.Array)  # one flat vector in, one out
     usable = jnp.all(jnp.isfinite(updates)) & jnp.all(jnp.isfinite(evidence.log_weights))
     flat, optimizer = jax.tree.map(
         lambda new, old: jnp.where(usable, new, old),
