@@ -1,5 +1,6 @@
 """The loop: chunks on the device, decisions on the host between them."""
 
+import contextlib
 import time
 from typing import NamedTuple
 
@@ -68,12 +69,8 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
         status = Status.INTERRUPTED
-        try:
-            status = self._explore()
-            if status is not Status.DIVERGED:
-                status = self._anneal(status)
-        except KeyboardInterrupt:
-            pass
+        with contextlib.suppress(KeyboardInterrupt):
+            status = self._anneal(self._explore())
         return self._outcome(status)
 
     def _explore(self) -> Status:
@@ -82,12 +79,9 @@ class Trainer:
         last = self._budget.steps - self._settings.cooldown_steps
         while int(self._state.step) + self._settings.chunk <= last:
             look = self._advance()
-            if look.elbo < self._best[1].elbo - COLLAPSE:
-                self._returns += 1
-                if self._returns > MAX_RETURNS:
-                    return Status.DIVERGED
-                self._return_to_best()
-            elif plateau.reached(look.elbo, look.error):
+            if self._returns > MAX_RETURNS:
+                return Status.STEP_LIMIT  # too wild for the full rate: let the rate fall
+            if plateau.reached(look.elbo, look.error):
                 return Status.CONVERGED
             if self._out_of_time(self._settings.cooldown_steps):
                 return Status.TIME_LIMIT
@@ -120,6 +114,9 @@ class Trainer:
         self._look_steps.append(step)
         if look.elbo >= self._best[1].elbo:
             self._best = (self._trained, look)
+        elif look.elbo < self._best[1].elbo - COLLAPSE:
+            self._returns += 1
+            self._return_to_best()
         self._progress.update(step, end or self._budget.steps, look.elbo)
         return look
 
@@ -141,6 +138,7 @@ class Trainer:
         return look_at(self._trained.guide, model, key)
 
     def _return_to_best(self) -> None:
+        """Go on from the best look with a fresh optimiser: training has broken the guide."""
         self._trained = self._best[0]
         fresh = initial_state(self._trained, self._settings)
         self._state = self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
@@ -160,7 +158,9 @@ class Trainer:
             trained, look = best, best_look
         if look.elbo < self._start[1].elbo:
             trained = self._start[0]
-        if trained is self._start[0] and status is not Status.INTERRUPTED:
+        if 2 * int(self._state.skipped) > int(self._state.step):
+            status = Status.DIVERGED
+        elif trained is self._start[0] and status is not Status.INTERRUPTED:
             status = Status.WARM_START
         return Outcome(
             trained.guide,
