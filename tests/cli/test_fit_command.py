@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -305,7 +306,15 @@ def test_a_real_fit_from_file_to_file(folder):
     assert record["seed"] == 0
 
 
-def test_a_signal_while_the_model_is_traced_ends_with_130(folder):
+@pytest.fixture
+def interruptible():
+    # A process that was started in the background ignores the signal; a user's does not.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+def test_a_signal_while_the_model_is_traced_ends_with_130(folder, interruptible):
     (folder / "stop.py").write_text("import signal\ndef model():\n    signal.raise_signal(signal.SIGINT)\n")
     result = run("fit", "stop.py:model", "--quiet")
     assert result.exit_code == 130
