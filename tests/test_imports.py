@@ -12,6 +12,7 @@ TARGET = "dmvi.targets._target"
 ERRORS = "dmvi._errors"
 RUN = "dmvi._run"
 RANDOM = "dmvi._random"
+COMPILE = "dmvi._compile"
 STAGES = ["targets", "diffusion", "guides", "objectives", "training", "starts", "posterior"]
 
 # What each stage may import of dmvi besides itself. A package stands for all of its modules.
@@ -19,13 +20,14 @@ ARROWS = {
     "_errors": set(),
     "_run": set(),
     "_random": set(),
+    "_compile": set(),
     "diffusion": {ERRORS, RANDOM},
     "targets": {ERRORS},
     "guides": {ERRORS, "dmvi.diffusion"},
-    "objectives": {ERRORS, GUIDE, TARGET},
-    "training": {ERRORS, RUN, GUIDE, TARGET, "dmvi.objectives"},
-    "starts": {ERRORS, RANDOM, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
-    "posterior": {ERRORS, RUN, GUIDE, TARGET, "dmvi.objectives"},
+    "objectives": {ERRORS, COMPILE, GUIDE, TARGET},
+    "training": {ERRORS, COMPILE, RUN, GUIDE, TARGET, "dmvi.objectives"},
+    "starts": {ERRORS, COMPILE, RANDOM, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
+    "posterior": {ERRORS, COMPILE, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "_fit": {ERRORS, RUN, *(f"dmvi.{stage}" for stage in STAGES)},
     "cli": {"dmvi"},
     "__init__": {"dmvi"},

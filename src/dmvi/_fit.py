@@ -27,7 +27,7 @@ GUIDES: dict[str, GuideRecipe] = {
 }
 STEPS = 3600
 PARTICLES = 32
-LEARNING_RATE = 6e-3
+LEARNING_RATE = 1.5e-2
 LOOKS = 16  # chunks of a full-length training
 COOLDOWN_LOOKS = 10
 

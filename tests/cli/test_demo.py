@@ -28,10 +28,7 @@ class Normal(Guide):
         xi = self.sample(key)
         return Draw(xi, self.evidence(xi), xi / self.scale)
 
-    def draw_path(self, key):
-        raise NotImplementedError("nothing here is trained")
-
-    def adapt(self, noise, log_weights):
+    def draw_path(self, key, far=None):
         raise NotImplementedError("nothing here is trained")
 
     def sample(self, key, shape=()):

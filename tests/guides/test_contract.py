@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from jax.scipy.stats import norm
 
 from dmvi.guides import Draw
 from tests.guides.registry import (
@@ -48,7 +49,7 @@ def double():
 def test_registry_guides_are_far_from_their_gaussian(name):
     """Else all that follows would test the base alone."""
     draws = many_draws(name)
-    log_prob = jax.vmap(trained_like(name).noise.log_prob)(draws.noise)  # pyright: ignore
+    log_prob = np.sum(norm.logpdf(draws.noise), axis=1)
     assert np.std(log_prob - draws.log_q) > 0.05  # log |det| of the map is not constant
 
 
@@ -67,17 +68,15 @@ def test_mean_weight_is_the_evidence(name, target_name):
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", GUIDES)
 def test_log_q_is_the_log_determinant_of_the_whole_map(name):
-    """log q(xi) = log N(e) - log |det d xi / d e| by autodiff, e the normal numbers behind the noise."""
+    """log q(xi) = log N(z) - log |det d xi / d z| by autodiff."""
     guide = trained_like(name)
-    tails = guide.noise.tails if name in DIFFUSIONS else jnp.ones(DIM)  # pyright: ignore
 
-    def whole_map(e):
-        return from_noise(guide, jnp.sinh(tails * jnp.arcsinh(e)))
+    def whole_map(z):
+        return from_noise(guide, z)
 
     def by_autodiff(draw):
-        e = jnp.sinh(jnp.arcsinh(draw.noise) / tails)
-        log_normal = -0.5 * jnp.sum(e**2) - DIM / 2 * jnp.log(2 * jnp.pi)
-        return whole_map(e), log_normal - jnp.linalg.slogdet(jax.jacfwd(whole_map)(e))[1]
+        log_normal = jnp.sum(norm.logpdf(draw.noise))
+        return whole_map(draw.noise), log_normal - jnp.linalg.slogdet(jax.jacfwd(whole_map)(draw.noise))[1]
 
     draws = draw_many(guide, FEW)
     assert draws.log_q.dtype == jnp.float64
@@ -103,7 +102,7 @@ def test_evidence_inverts_draw_in_single_precision(name):
     np.testing.assert_allclose(log_q, draws.log_q[:FEW], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["projected, heavy tail"])
+@pytest.mark.parametrize("name", ["projected, narrow"])
 def test_evidence_integrates_to_one_away_from_the_draws(name):
     """Over points of a wide Gaussian that has nothing to do with the guide, mean q / p = 1."""
     guide = trained_like(name)
@@ -117,7 +116,7 @@ def test_evidence_integrates_to_one_away_from_the_draws(name):
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", ["full-rank", "projected, heavy tail"])
+@pytest.mark.parametrize("name", ["full-rank", "projected, narrow"])
 def test_path_draw_is_the_draw_with_the_path_gradient(name):
     """Same xi and log_q; d log_q / d phi = (d xi / d phi)^T G with G = grad_xi log q(xi).
 
@@ -143,7 +142,7 @@ def test_path_draw_is_the_draw_with_the_path_gradient(name):
     assert np.abs(gradient).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["mean-field", "full-rank", "projected, heavy tail", "mlp, layer norm"])
+@pytest.mark.parametrize("name", ["mean-field", "full-rank", "projected, narrow", "mlp, layer norm"])
 def test_sample_has_the_law_of_draw(name):
     """Any shape, and the same means and second moments."""
     guide = trained_like(name)
@@ -173,12 +172,10 @@ def test_untrained_guide_is_its_gaussian(name):
 
 @pytest.mark.parametrize("name", GUIDES)
 def test_frozen_arrays_are_not_trained(name):
-    """The anchor and the tails belong to the guide, but no gradient reaches them."""
+    """The anchor belongs to the guide, but no gradient reaches it."""
     guide = untrained(name)
     phi, rebuild = as_vector(guide)
     moved = rebuild(phi + 1.0)
     np.testing.assert_array_equal(moved.affine.anchor.value, guide.affine.anchor.value)  # pyright: ignore
     np.testing.assert_array_equal(moved.affine.anchor_scale.value, guide.affine.anchor_scale.value)  # pyright: ignore
     np.testing.assert_array_equal(moved.affine.loc, guide.affine.loc + 1.0)  # pyright: ignore
-    if name in DIFFUSIONS:
-        np.testing.assert_array_equal(moved.noise.tails, np.ones(DIM))

@@ -11,9 +11,8 @@ import pytest
 
 from dmvi.diffusion import Projected
 from dmvi.guides import DiffusionGuide, Gaussian
-from dmvi.objectives import ELBO, CoveringELBO, PathELBO
-from dmvi.objectives._objective import MAX_COVER
-from dmvi.targets import Target, from_log_density
+from dmvi.objectives import ELBO, PathELBO
+from dmvi.targets import from_log_density
 from tests.guides.registry import (
     COVARIANCE,
     DIM,
@@ -21,7 +20,6 @@ from tests.guides.registry import (
     MEAN,
     as_vector,
     base,
-    exact_gaussian,
     from_noise,
     log_q_from_noise,
     perturbed,
@@ -49,7 +47,7 @@ class GivenNoise(Gaussian):
 
 
 def loss_of(objective, rebuild, model, batch=None):
-    return lambda phi, keys: objective(rebuild(phi), model, keys, batch).loss
+    return lambda phi, keys: objective(rebuild(phi), model, keys, batch, objective.memory(DIM)).loss
 
 
 def test_gradients_of_a_gaussian_are_those_of_its_divergence():
@@ -144,64 +142,15 @@ def test_path_gradient_vanishes_for_an_exact_guide_that_is_no_gaussian():
         assert np.abs(full).max() > 0.1
 
 
-def test_draws_and_log_weights_are_reported():
+def test_log_weights_are_reported():
     guide, model = untrained("full-rank"), target("gaussian")
     keys = jr.split(jr.key(0), 6)
     draws = jax.jit(jax.vmap(guide.draw))(keys)
     log_weights = jax.vmap(model.log_density)(draws.xi) - draws.log_q
-    for objective in (ELBO(), PathELBO(), CoveringELBO()):
-        value = eqx.filter_jit(objective)(guide, model, keys, None)
-        np.testing.assert_allclose(value.evidence.log_weights, log_weights, rtol=1e-9)
-        np.testing.assert_allclose(value.evidence.noise, draws.noise, rtol=1e-12)
-        if not isinstance(objective, CoveringELBO):
-            np.testing.assert_allclose(value.loss, -log_weights.mean(), rtol=1e-9)
-
-
-def covered(guide, model, keys):
-    """Loss and gradient of the covering objective from single draws and c(w) = max(1, w), in NumPy."""
-    phi, rebuild = as_vector(guide)
-    loss = loss_of(PathELBO(), rebuild, model)
-    values, gradients = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))(phi, keys[:, None])
-    log_weights = -np.asarray(values)
-    weights = np.exp(log_weights - log_weights.max())
-    weights = weights / weights.mean()
-    cover = np.clip(weights, 1.0, MAX_COVER)
-    return -np.mean(cover * log_weights), np.mean(cover[:, None] * np.asarray(gradients), axis=0), cover
-
-
-def test_covering_weights():
-    guide, model = perturbed(exact_gaussian(), size=0.1), target("gaussian")
-    keys = jr.split(jr.key(0), 64)
-    loss, gradient, cover = covered(guide, model, keys)
-    assert cover.max() > 1.2  # the weights matter
-    phi, rebuild = as_vector(guide)
-    found = jax.jit(jax.value_and_grad(loss_of(CoveringELBO(), rebuild, model)))(phi, keys)
-    np.testing.assert_allclose(found[0], loss, rtol=1e-9)
-    np.testing.assert_allclose(found[1], gradient, rtol=1e-8, atol=1e-10)
-
-
-def far_target() -> Target:
-    """Far from the guide: the weights of its draws are worth nothing."""
-    with jax.numpy_rank_promotion("allow"):
-        return from_log_density(lambda x: -0.5 * jnp.sum((x - 6.0) ** 2) / 0.01, jnp.zeros(DIM))
-
-
-@pytest.mark.parametrize("reason", ["minibatch", "generative parameters", "uneven weights"])
-def test_covering_is_the_path_elbo_where_weights_mean_nothing(reason):
-    guide = Gaussian(affine=perturbed(base()), dim=DIM)
-    model = far_target() if reason == "uneven weights" else target("gaussian")
-    if reason == "generative parameters":
-        model = dataclasses.replace(model, params={"psi": jnp.zeros(())})
-    batch = {"n": jnp.arange(2)} if reason == "minibatch" else None
-    phi, rebuild = as_vector(guide)
-    keys = jr.split(jr.key(0), 64)
-    results = [
-        jax.jit(jax.value_and_grad(loss_of(objective, rebuild, model, batch)))(phi, keys)
-        for objective in (CoveringELBO(), PathELBO())
-    ]
-    # Two programs for one formula: XLA may round them differently in the last place.
-    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-12)
-    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-12)
+    for objective in (ELBO(), PathELBO()):
+        value = eqx.filter_jit(objective)(guide, model, keys, None, objective.memory(DIM))
+        np.testing.assert_allclose(value.log_weights, log_weights, rtol=1e-9)
+        np.testing.assert_allclose(value.loss, -log_weights.mean(), rtol=1e-9)
 
 
 def test_generative_parameters_get_their_gradient():
@@ -217,7 +166,7 @@ def test_generative_parameters_get_their_gradient():
 
     def loss(params):
         moved = eqx.tree_at(lambda t: t.params, model, params)
-        return CoveringELBO()(guide, moved, keys, None).loss
+        return PathELBO()(guide, moved, keys, None, None).loss
 
     draws = jax.vmap(guide.draw)(keys).xi
     np.testing.assert_allclose(jax.grad(loss)(model.params)["psi"], 0.3 - draws.mean(axis=0), rtol=1e-9)

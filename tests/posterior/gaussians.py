@@ -41,10 +41,7 @@ class ScaledGaussian(Guide):
         xi = self.sample(key)
         return Draw(xi, self.evidence(xi) + self.error, (xi - self.shift) / self._scale())
 
-    def draw_path(self, key: PRNGKeyArray) -> Draw:
-        raise NotImplementedError("nothing here is trained")
-
-    def adapt(self, noise: Float[np.ndarray, "n dim"], log_weights: Float[np.ndarray, " n"]) -> Guide:
+    def draw_path(self, key: PRNGKeyArray, far: Array | None = None) -> Draw:
         raise NotImplementedError("nothing here is trained")
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape dim"]:

@@ -9,7 +9,7 @@ import pytest
 
 from dmvi.guides import Affine, Gaussian
 from dmvi.starts import warm_start
-from dmvi.starts._laplace import LARGEST_SD, laplace, scale_from_precision
+from dmvi.starts._laplace import LARGEST_SD, Surface, laplace, scale_from_precision
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Silent
 
@@ -68,7 +68,7 @@ def gaussian_of_many_scales() -> tuple[Target, np.ndarray, np.ndarray]:
 def test_laplace_is_exact_for_a_gaussian_of_condition_1e8():
     target, mean, root = gaussian_of_many_scales()
     assert np.linalg.cond(root @ root.T) > 1e8
-    mode = laplace(target, np.zeros(5))
+    mode = laplace(Surface(target), np.zeros(5))
     np.testing.assert_allclose(np.linalg.solve(root, mode.loc - mean), 0, atol=0.02)
     np.testing.assert_allclose(root.T @ mode.precision @ root, np.eye(5), atol=1e-3)
     log_z = np.linalg.slogdet(root)[1] + 2.5 * np.log(2 * np.pi)
@@ -78,7 +78,7 @@ def test_laplace_is_exact_for_a_gaussian_of_condition_1e8():
 def test_laplace_where_the_search_leaves_the_finite():
     """Nothing finite but at the start: the start itself with unit curvature, and no evidence."""
     target = from_log_density(lambda x: jnp.where(jnp.sum(x**2) > 0, jnp.nan, 0.0) + x[0], jnp.zeros(2))
-    mode = laplace(target, np.array([0.3, 0.1]))
+    mode = laplace(Surface(target), np.array([0.3, 0.1]))
     np.testing.assert_array_equal(mode.loc, [0.3, 0.1])
     np.testing.assert_array_equal(mode.precision, np.eye(2))
     assert mode.log_evidence == -np.inf

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from dmvi.guides import Gaussian
-from dmvi.objectives import PathELBO
+from dmvi.objectives import CoveringELBO, PathELBO
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Settings, State, Trained, default_optimizer, initial_state
 from dmvi.training import run_chunk as plain_chunk
@@ -34,9 +34,9 @@ def test_chunks_do_not_change_the_result():
     state = initial_state(start, five)
     for _ in range(2):
         state, _ = run_chunk(state, start, model, five, jr.key(0))
-    whole, evidence = run_chunk(initial_state(start, ten), start, model, ten, jr.key(0))
+    whole, log_weights = run_chunk(initial_state(start, ten), start, model, ten, jr.key(0))
     assert int(state.step) == int(whole.step) == 10
-    assert evidence.log_weights.shape == (10, 4)
+    assert log_weights.shape == (10, 4)
     np.testing.assert_array_equal(state.flat, whole.flat)
     assert np.abs(whole.flat - start.flat()).max() > 1e-4
 
@@ -78,8 +78,8 @@ def holed(edge: float) -> Target:
 
 def test_steps_with_a_density_that_is_not_finite_are_skipped():
     start, chosen = gaussian_start(), settings(chunk=40)
-    state, evidence = run_chunk(initial_state(start, chosen), start, holed(2.0), chosen, jr.key(0))
-    bad = np.any(~np.isfinite(evidence.log_weights), axis=1)
+    state, log_weights = run_chunk(initial_state(start, chosen), start, holed(2.0), chosen, jr.key(0))
+    bad = np.any(~np.isfinite(log_weights), axis=1)
     assert 5 < bad.sum() < 35
     assert int(state.skipped) == bad.sum()
     assert np.isfinite(state.flat).all()
@@ -88,12 +88,23 @@ def test_steps_with_a_density_that_is_not_finite_are_skipped():
     np.testing.assert_array_equal(never.flat, start.flat())
 
 
+def test_steps_that_are_skipped_teach_the_objective_nothing():
+    """Where nothing is finite, what the covering objective remembers stays as it was."""
+    start = gaussian_start()
+    chosen = Settings(CoveringELBO(), settings(chunk=5).optimizer, 4, chunk=5, cooldown_steps=5)
+    state, _ = run_chunk(initial_state(start, chosen), start, holed(-50.0), chosen, jr.key(0))
+    for kept, before in zip(state.memory, CoveringELBO().memory(DIM), strict=True):
+        np.testing.assert_array_equal(kept, before)
+    moved, _ = run_chunk(initial_state(start, chosen), start, target("gaussian"), chosen, jr.key(0))
+    assert np.all(np.asarray(moved.memory.draws) != np.asarray(state.memory.draws))
+
+
 def test_learning_rate_warms_up_stays_and_falls_as_a_half_cosine():
     chosen = settings(chunk=1, cooldown_steps=200)
 
     def rate(step, cooldown=10**6):
         counts = [jnp.asarray(n, jnp.int32) for n in (step, 0, cooldown)]
-        return float(_rate(State(jnp.zeros(1), None, *counts), chosen))
+        return float(_rate(State(jnp.zeros(1), None, *counts, memory=None), chosen))
 
     np.testing.assert_allclose(
         [rate(step) for step in (0, 49, WARM_UP - 1)], [1 / WARM_UP, 50 / WARM_UP, 1.0]

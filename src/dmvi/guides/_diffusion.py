@@ -5,57 +5,55 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.diffusion import ORDERS, Flow, NetworkFlow, Projected, as_score_network
 from dmvi.guides._affine import Affine
-from dmvi.guides._gaussian import with_path_gradient
-from dmvi.guides._guide import Draw, Frozen, Guide, GuideRecipe, frozen
-from dmvi.guides._tails import TailedNoise
+from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
+from dmvi.guides._noise import spread, standard_log_prob, standard_normal
 
 
 class Diffusion(Guide):
     r"""Noise z taken through the solver's steps F and an affine map to the target's coordinates.
 
-    xi = affine(F(z)),   log q(xi) = log p(z) - log |det dF/dz| - log |det S L|
+    xi = affine(F(z)),   log q(xi) = log N(z) - log |det dF/dz| - log |det S L|
 
     With the score network at zero F is the identity and the guide is exactly its Gaussian base.
     """
 
-    noise: TailedNoise
     flow: Flow
     affine: Affine
     dim: int = eqx.field(static=True)
 
     def draw(self, key):
-        z = self.noise.sample(key)
+        z = self._noise(key)
         u, log_det = self.flow.move_density(z)
-        return Draw(self.affine(u), self.noise.log_prob(z) - log_det - self.affine.log_det(), z)
+        return Draw(self.affine(u), standard_log_prob(z) - log_det - self.affine.log_det(), z)
 
-    def draw_path(self, key):
-        z = self.noise.sample(key)
+    def draw_path(self, key, far=None):
+        z = spread(self._noise(key), far)
         dropout_key = jr.fold_in(key, 1)
         fixed = frozen(self)
-        moved = fixed.flow.move_score(z, fixed.noise.score(z), dropout_key)
-        log_q = fixed.noise.log_prob(z) - moved.log_det - fixed.affine.log_det()
+        moved = fixed.flow.move_score(z, -z, dropout_key)
+        log_q = standard_log_prob(z) - moved.log_det - fixed.affine.log_det()
         xi = self.affine(self.flow.move(z, dropout_key))
         return Draw(xi, with_path_gradient(log_q, xi, fixed.affine.pull_score(moved.score)), z)
 
     def sample(self, key, shape=()):
         count = math.prod(shape)
         keys = jr.split(key, count)
-        draws = jax.vmap(lambda key: self.affine(self.flow.move(self.noise.sample(key))))(keys)
+        draws = jax.vmap(lambda key: self.affine(self.flow.move(self._noise(key))))(keys)
         return draws.reshape(*shape, self.dim)
 
     def evidence(self, xi, key=None):
         z = self.flow.invert(self.affine.inverse(xi))
         _, log_det = self.flow.move_density(z)
-        return self.noise.log_prob(z) - log_det - self.affine.log_det()
+        return standard_log_prob(z) - log_det - self.affine.log_det()
 
-    def adapt(self, noise, log_weights):
-        return eqx.tree_at(lambda guide: guide.noise, self, self.noise.refitted(noise, log_weights))
+    def _noise(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+        return standard_normal(key, self.dim, self.affine.loc.dtype)
 
 
 class DiffusionGuide(GuideRecipe):
@@ -95,5 +93,4 @@ class DiffusionGuide(GuideRecipe):
         else:
             network = as_score_network(self.network, dim, key=key)
             flow = NetworkFlow(network=network, steps=self.steps, order=self.order)
-        noise = TailedNoise(Frozen(jnp.ones(dim, affine.loc.dtype)))
-        return Diffusion(noise=noise, flow=flow, affine=affine, dim=dim)
+        return Diffusion(flow=flow, affine=affine, dim=dim)

@@ -1,19 +1,13 @@
 """Gaussian guides: mean-field and full-rank."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi.guides._affine import Affine
-from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen
-from dmvi.guides._tails import standard_normal
-
-
-def standard_log_prob(u: Float[Array, " dim"]) -> Float[Array, ""]:
-    """log N(u; 0, I)."""
-    return -0.5 * jnp.sum(u**2) - 0.5 * u.shape[0] * jnp.log(2 * jnp.pi)
+from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
+from dmvi.guides._noise import spread, standard_log_prob, standard_normal
 
 
 class Gaussian(Guide):
@@ -26,8 +20,8 @@ class Gaussian(Guide):
         u = self._noise(key)
         return Draw(self.affine(u), standard_log_prob(u) - self.affine.log_det(), u)
 
-    def draw_path(self, key):
-        u = self._noise(key)
+    def draw_path(self, key, far=None):
+        u = spread(self._noise(key), far)
         xi = self.affine(u)
         fixed = frozen(self.affine)
         log_q = standard_log_prob(u) - fixed.log_det()
@@ -40,17 +34,8 @@ class Gaussian(Guide):
     def evidence(self, xi, key=None):
         return standard_log_prob(self.affine.inverse(xi)) - self.affine.log_det()
 
-    def adapt(self, noise, log_weights):
-        return self
-
     def _noise(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
         return standard_normal(key, self.dim, self.affine.loc.dtype)
-
-
-def with_path_gradient(log_q: Array, xi: Array, score: Array) -> Float[Array, ""]:
-    """log_q's value with the gradient score^T (d xi / d phi)."""
-    score, value = jax.lax.stop_gradient((score, log_q))
-    return value + jnp.sum(score * (xi - jax.lax.stop_gradient(xi)))
 
 
 class GaussianGuide(GuideRecipe):

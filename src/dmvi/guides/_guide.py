@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 
 class Frozen(eqx.Module):
@@ -27,6 +27,12 @@ def trainable(tree: Any) -> Any:
 def frozen(tree: Any) -> Any:
     """`tree` with no gradient through any of its arrays."""
     return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+
+def with_path_gradient(value: Array, xi: Array, slope: Array) -> Float[Array, ""]:
+    """`value` with the gradient slope^T (d xi / d phi)."""
+    slope, value = jax.lax.stop_gradient((slope, value))
+    return value + jnp.sum(slope * (xi - jax.lax.stop_gradient(xi)))
 
 
 class Draw(NamedTuple):
@@ -56,12 +62,17 @@ class Guide(eqx.Module):
         """One draw with its exact log-density, differentiable in the guide's parameters."""
 
     @abc.abstractmethod
-    def draw_path(self, key: PRNGKeyArray) -> Draw:
+    def draw_path(self, key: PRNGKeyArray, far: Bool[Array, " dim"] | None = None) -> Draw:
         r"""As `draw`, with the path gradient ("sticking the landing").
 
         The gradient of `log_q` is that of log q(xi(phi)) with q's own parameters held fixed:
         d log_q / d phi = (d xi / d phi)^T grad_xi log q(xi).
         The part left out has expectation zero, and the rest vanishes when q is exact.
+
+        Args:
+            key: random key.
+            far: coordinates of the noise to spread out. The draw then comes from further out than q's
+                own; its density and path gradient are still those of q there.
         """
 
     @abc.abstractmethod
@@ -71,15 +82,6 @@ class Guide(eqx.Module):
     @abc.abstractmethod
     def evidence(self, xi: Float[Array, " dim"], key: PRNGKeyArray | None = None) -> Float[Array, ""]:
         """log q(xi) at a given point; exact here, `key` is for guides that only bound it."""
-
-    @abc.abstractmethod
-    def adapt(self, noise: Float[np.ndarray, "n dim"], log_weights: Float[np.ndarray, " n"]) -> "Guide":
-        """The guide with what reverse KL cannot see (tails) refitted to weighed draws, on the host.
-
-        Args:
-            noise: the noise n draws of this guide were made from.
-            log_weights: their log-weights log pi(xi) - log_q.
-        """
 
 
 class GuideRecipe(eqx.Module):

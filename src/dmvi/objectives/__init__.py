@@ -1,8 +1,7 @@
 """What training minimises."""
 
+from dmvi.objectives._covering import CoveringELBO as CoveringELBO
 from dmvi.objectives._objective import ELBO as ELBO
-from dmvi.objectives._objective import CoveringELBO as CoveringELBO
-from dmvi.objectives._objective import Evidence as Evidence
 from dmvi.objectives._objective import Objective as Objective
 from dmvi.objectives._objective import PathELBO as PathELBO
 from dmvi.objectives._objective import Value as Value

@@ -2,12 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dmvi._compile import compiled
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
 
@@ -47,7 +47,7 @@ def chunk_keys(key: PRNGKeyArray, n: int, chunk: int) -> list[PRNGKeyArray]:
     return [jr.fold_in(key, i) for i in range(-(-n // chunk))]
 
 
-@eqx.filter_jit
+@compiled
 def weigh_chunk(guide: Guide, target: Target, key: PRNGKeyArray, chunk: int) -> Weighed:
     """One chunk of draws; training and diagnostics call this one compiled program."""
 
@@ -58,7 +58,7 @@ def weigh_chunk(guide: Guide, target: Target, key: PRNGKeyArray, chunk: int) -> 
     return jax.vmap(one)(jr.split(key, chunk))
 
 
-@eqx.filter_jit
+@compiled
 def evidence_chunk(guide: Guide, xi: Float[Array, "n dim"]) -> Float[Array, " n"]:
     """log q of given points, by inverting the guide."""
     return jax.vmap(guide.evidence)(xi)

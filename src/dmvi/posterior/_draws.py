@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dmvi._compile import compiled
 from dmvi.guides import Guide
 from dmvi.objectives import Weighed, chunk_keys, chunk_size, evidence_chunk, weigh_chunk
 from dmvi.targets import Target
@@ -65,17 +66,17 @@ class Draws:
         return chunk_keys(key, n, self._chunk)
 
 
-@eqx.filter_jit
+@compiled
 def _propose(guide: Guide, key: PRNGKeyArray, chunk: int) -> Float[Array, "chunk dim"]:
     return guide.sample(key, (chunk,))
 
 
-@eqx.filter_jit
+@compiled
 def _constrain(target: Target, xi: Float[Array, "chunk dim"]) -> dict[str, Array]:
     return jax.vmap(target.constrain)(xi)
 
 
-@eqx.filter_jit
+@compiled
 def _log_likelihood(target: Target, xi: Float[Array, "chunk dim"]) -> dict[str, Array]:
     return jax.vmap(target.log_likelihood)(xi)
 

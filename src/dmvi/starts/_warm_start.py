@@ -9,15 +9,16 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dmvi._compile import compiled
 from dmvi._random import seed_of
 from dmvi.guides import Affine, Gaussian, anchored
 from dmvi.objectives import PathELBO
-from dmvi.starts._laplace import Mode, laplace, log_density_and_gradient, scale_from_precision
+from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
 from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
-TRIED_STARTS = 20
-SEARCHES = 12  # for modes
+TRIED_STARTS = 32
+SEARCHES = 32  # for modes
 SPREAD = 2.0  # sd of further points from which modes are sought
 MODES = 2  # modes kept, by Laplace's evidence
 BROAD_SCALES = (0.3, 1.0)
@@ -85,7 +86,8 @@ def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progr
 
 
 def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> list[Candidate]:
-    starts = ranked_starts(target, key)
+    surface = Surface(target)
+    starts = ranked_starts(target, surface, key)
     narrow, wide = (np.full(target.dim, scale) for scale in BROAD_SCALES)
     candidates = [
         Candidate("gaussian-vi", starts[0], np.diag(narrow) if full else narrow),
@@ -94,7 +96,7 @@ def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> list[Candid
     # Modes are many in mixtures: half of the searches begin where the model's starts lie, half further out.
     near = starts[: SEARCHES // 2]
     far = near[0] + SPREAD * np.random.default_rng(seed_of(key)).standard_normal(near.shape)
-    modes = [laplace(target, start) for start in (*near, *far)]
+    modes = [laplace(surface, start) for start in (*near, *far)]
     modes.sort(key=lambda mode: -mode.log_evidence)
     for mode in _distinct(modes)[:MODES]:
         candidates.append(Candidate("laplace", mode.loc, scale_from_precision(mode.precision, full=full)))
@@ -110,14 +112,14 @@ def _distinct(modes: list[Mode]) -> list[Mode]:
     return kept + modes[:1] * (MODES - len(kept))
 
 
-def ranked_starts(target: Target, key: PRNGKeyArray) -> Float[np.ndarray, "starts dim"]:
+def ranked_starts(target: Target, surface: Surface, key: PRNGKeyArray) -> Float[np.ndarray, "starts dim"]:
     """Random starting points, best density first."""
     starts = [np.asarray(target.start(start_key), float) for start_key in jr.split(key, TRIED_STARTS)]
-    values = [log_density_and_gradient(target, start)[0] for start in starts]
+    values = [surface.value_and_gradient(start)[0] for start in starts]
     return np.stack([starts[i] for i in np.argsort([-v if np.isfinite(v) else np.inf for v in values])])
 
 
-@eqx.filter_jit
+@compiled
 def _gaussian_vi(
     affine: Affine, params: dict[str, Array], target: Target, key: PRNGKeyArray
 ) -> tuple[Affine, dict[str, Array], Float[Array, " candidates"]]:
@@ -128,9 +130,9 @@ def _gaussian_vi(
         start = Trained(Gaussian(affine=affine, dim=affine.dim), params)
         state = initial_state(start, SETTINGS)
         state = state._replace(cooldown=jnp.asarray(STAGE_STEPS - SETTINGS.cooldown_steps, jnp.int32))
-        state, evidence = run_chunk(state, start, model, SETTINGS, key)
+        state, log_weights = run_chunk(state, start, model, SETTINGS, key)
         end = start.with_flat(state.flat)
         assert isinstance(end.guide, Gaussian)
-        return end.guide.affine.rebased(), end.params, jnp.mean(evidence.log_weights[-JUDGED_STEPS:])
+        return end.guide.affine.rebased(), end.params, jnp.mean(log_weights[-JUDGED_STEPS:])
 
     return jax.vmap(one)(affine, params)

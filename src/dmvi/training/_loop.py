@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from dmvi._compile import compiled
 from dmvi._run import Status
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
@@ -20,7 +21,7 @@ from dmvi.training._stopping import TOLERANCE, Plateau
 COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
 MAX_RETURNS = 3
 
-compiled_chunk = eqx.filter_jit(run_chunk)
+compiled_chunk = compiled(run_chunk)
 
 
 class Budget(NamedTuple):
@@ -62,7 +63,6 @@ class Trainer:
         self._looks: list[Look] = []
         self._look_steps: list[int] = []
         self._returns = 0
-        self._adapting = False
         self._chunk_seconds = 0.0
         self._start = self._best = (self._trained, self._look(np.array([])))
 
@@ -88,26 +88,22 @@ class Trainer:
         return Status.STEP_LIMIT
 
     def _anneal(self, status: Status) -> Status:
-        """Let the learning rate fall to zero; adapt in the first half, get used to it in the second."""
+        """Let the learning rate fall to zero."""
         self._state = self._state._replace(cooldown=self._state.step)
         end = int(self._state.step) + self._settings.cooldown_steps
         while int(self._state.step) < end:
             if self._out_of_time(0):
                 return Status.TIME_LIMIT
-            self._adapting = end - int(self._state.step) > self._settings.cooldown_steps // 2
             self._advance(end)
         return status
 
     def _advance(self, end: int | None = None) -> Look:
         began = time.perf_counter()
-        self._state, evidence = compiled_chunk(
+        self._state, log_weights = compiled_chunk(
             self._state, self._trained, self._target, self._settings, self._step_key
         )
         self._trained = self._trained.with_flat(self._state.flat)
-        log_weights = np.asarray(evidence.log_weights, float).ravel()
-        if self._adapting:
-            self._adapt(log_weights, np.asarray(evidence.noise))
-        look = self._look(log_weights)
+        look = self._look(np.asarray(log_weights, float).ravel())
         self._chunk_seconds = time.perf_counter() - began
         step = int(self._state.step)
         self._looks.append(look)
@@ -119,15 +115,6 @@ class Trainer:
             self._return_to_best()
         self._progress.update(step, end or self._budget.steps, look.elbo)
         return look
-
-    def _adapt(self, log_weights: np.ndarray, noise: np.ndarray) -> None:
-        """Refit what reverse KL cannot see to the chunk's own draws; minibatch weights are too noisy."""
-        usable = np.isfinite(log_weights)
-        if self._target.subsampled or not usable.any():
-            return
-        noise = noise.reshape(-1, noise.shape[-1])[usable]
-        guide = self._trained.guide.adapt(noise, log_weights[usable])
-        self._trained = self._trained._replace(guide=guide)
 
     def _look(self, training_log_weights: np.ndarray) -> Look:
         """Fresh draws on the full data; with minibatches the training draws have to do."""

@@ -11,11 +11,10 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dmvi.guides._guide import Guide, trainable
-from dmvi.objectives._objective import Evidence, Objective
+from dmvi.objectives._objective import Objective
 from dmvi.targets._target import Target
 
 WARM_UP = 100
-KEPT_NUMBERS = 2**22
 
 
 class Trained(NamedTuple):
@@ -43,6 +42,7 @@ class State(NamedTuple):
         step: steps taken.
         skipped: updates left out because they were not finite.
         cooldown: step at which the learning rate begins to fall.
+        memory: what the objective carries along.
     """
 
     flat: Float[Array, " size"]
@@ -50,6 +50,7 @@ class State(NamedTuple):
     step: Int[Array, ""]
     skipped: Int[Array, ""]
     cooldown: Int[Array, ""]
+    memory: Any
 
 
 class Settings(eqx.Module):
@@ -80,13 +81,14 @@ def initial_state(trained: Trained, settings: Settings) -> State:
     flat = trained.flat()
     zero = jnp.zeros((), jnp.int32)
     never = jnp.full((), jnp.iinfo(jnp.int32).max, jnp.int32)
-    return State(flat, settings.optimizer.init(flat), zero, zero, never)
+    memory = settings.objective.memory(trained.guide.dim)
+    return State(flat, settings.optimizer.init(flat), zero, zero, never, memory)
 
 
 def run_chunk(
     state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
-) -> tuple[State, Evidence]:
-    """`settings.chunk` steps under `lax.scan`, and what their draws showed.
+) -> tuple[State, Float[Array, "chunk particles"]]:
+    """`settings.chunk` steps under `lax.scan`, and the log-weights of their draws.
 
     Args:
         state: where to go on.
@@ -102,33 +104,27 @@ def run_chunk(
 
 def _step(
     state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
-) -> tuple[State, Evidence]:
+) -> tuple[State, Float[Array, " particles"]]:
     keys = jr.split(jr.fold_in(key, state.step), settings.particles + 1)
     batch = target.draw_batch(keys[-1])
 
     def loss(flat):
         now = trained.with_flat(flat)
         model = eqx.tree_at(lambda t: t.params, target, now.params)
-        return settings.objective(now.guide, model, keys[:-1], batch)
+        found = settings.objective(now.guide, model, keys[:-1], batch, state.memory)
+        return found.loss, jax.lax.stop_gradient((found.log_weights, found.memory))
 
-    (_, evidence), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
+    (value, (log_weights, memory)), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
     updates, optimizer = settings.optimizer.update(gradient, state.optimizer, state.flat)
     assert isinstance(updates, jax.Array)  # one flat vector in, one out
-    usable = jnp.all(jnp.isfinite(updates)) & jnp.all(jnp.isfinite(evidence.log_weights))
-    flat, optimizer = jax.tree.map(
+    usable = jnp.all(jnp.isfinite(updates)) & jnp.isfinite(value)
+    flat, optimizer, memory = jax.tree.map(
         lambda new, old: jnp.where(usable, new, old),
-        (state.flat + _rate(state, settings) * updates, optimizer),
-        (state.flat, state.optimizer),
+        (state.flat + _rate(state, settings) * updates, optimizer, memory),
+        (state.flat, state.optimizer, state.memory),
     )
     skipped = state.skipped + jnp.where(usable, 0, 1)
-    kept = _kept(settings, target.dim)
-    evidence = Evidence(evidence.log_weights[:kept], evidence.noise[:kept])
-    return State(flat, optimizer, state.step + 1, skipped, state.cooldown), evidence
-
-
-def _kept(settings: Settings, dim: int) -> int:
-    """Draws of a step that are reported, so that a chunk's report stays within KEPT_NUMBERS."""
-    return max(1, min(settings.particles, KEPT_NUMBERS // (settings.chunk * dim)))
+    return State(flat, optimizer, state.step + 1, skipped, state.cooldown, memory), log_weights
 
 
 def _rate(state: State, settings: Settings) -> Float[Array, ""]:

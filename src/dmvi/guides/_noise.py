@@ -1,0 +1,32 @@
+"""The noise every guide starts from."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+REACH = 4.0  # sds: as far as tens of thousands of draws go
+EVENNESS = 1.2
+
+
+def standard_normal(key: PRNGKeyArray, dim: int, dtype: np.dtype) -> Float[Array, " dim"]:
+    """dim normal numbers, cut from a multiple of 16: XLA compiles such lengths four times faster on CPUs."""
+    return jr.normal(key, (-(-dim // 16) * 16,), dtype)[:dim]
+
+
+def standard_log_prob(u: Float[Array, " dim"]) -> Float[Array, ""]:
+    """log N(u; 0, I)."""
+    return -0.5 * jnp.sum(u**2) - 0.5 * u.shape[0] * jnp.log(2 * jnp.pi)
+
+
+def spread(z: Float[Array, " dim"], far: Bool[Array, " dim"] | None) -> Float[Array, " dim"]:
+    """Noise with the coordinates marked `far` spread: z_i <- REACH erf(z_i / (sqrt(2) EVENNESS)).
+
+    At EVENNESS = 1 that would be uniform over +-REACH sds; a little above it is denser in the middle.
+    """
+    if far is None:
+        return z
+    return jnp.where(far, REACH * jax.lax.erf(z * (math.sqrt(0.5) / EVENNESS)), z)

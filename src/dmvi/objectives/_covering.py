@@ -1,0 +1,100 @@
+r"""The default objective: the path-gradient ELBO with some of its draws sent where the guide lacks mass.
+
+Reverse KL hardly sees the tails it leaves out: few of the guide's own draws come near them, and its
+importance weights pay for it. But the path gradient of one draw,
+
+    (d xi / d phi)^T (grad log q(xi) - grad log pi(xi)),
+
+vanishes at q = p wherever the draw was made. So the noise of some draws may be made further out than
+q's own, one coordinate at a time, and the coordinate is chosen by what the weights w = p/q of earlier
+draws far out in it showed: where they average above one, the guide has too little mass there. Where no
+coordinate lacks mass nearly all draws stay q's own.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from dmvi.guides._guide import with_path_gradient
+from dmvi.objectives._objective import Objective, PathELBO, Value
+
+FAR = 2.0  # sds from which a coordinate of the noise counts as far out
+LARGEST_WEIGHT = 5.0  # at which one draw's weight is cut
+FADING = 500.0  # steps after which what was seen has faded to 1 / e
+PRIOR_DRAWS = 10.0  # of weight one, before anything was seen
+EVERYWHERE = 0.125  # share of the draws sent far out in coordinates taken in turn
+MOST = 0.6  # largest share of the draws sent where mass is lacking
+TOLERATED = 0.03  # mean weight above one that is left alone
+LACKING = 0.15  # sum of the excess weights that calls for MOST of the draws
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Attention(NamedTuple):
+    """What draws far out in each coordinate of the noise weighed, fading with time.
+
+    Attributes:
+        draws: number of draws far out in each coordinate.
+        weights: sum of their weights.
+        phase: where the systematic sampling of coordinates stands, in [0, 1).
+    """
+
+    draws: Float[Array, " dim"]
+    weights: Float[Array, " dim"]
+    phase: Float[Array, ""]
+
+    def shares(self) -> Float[Array, " dim"]:
+        """Share of the draws to be sent far out in each coordinate."""
+        excess = jnp.maximum(self.weights / self.draws - 1 - TOLERATED, 0.0)
+        lacking = MOST * excess / jnp.maximum(jnp.sum(excess), LACKING)
+        return EVERYWHERE / excess.shape[0] + lacking
+
+    def sent(self, n: int) -> Bool[Array, "n dim"]:
+        """Which coordinate of which of n draws goes far out, by systematic sampling of the shares."""
+        place = ((jnp.arange(n, dtype=self.phase.dtype) / n + self.phase) % 1.0)[:, None]
+        shares = self.shares()[None, :]
+        ends = jnp.cumsum(shares, axis=1)
+        return (place < ends) & (place >= ends - shares)
+
+    def after(self, weights: Float[Array, " n"], z: Float[Array, "n dim"]) -> "Attention":
+        """Having seen n draws of noise z with weights of mean one."""
+        far = (jnp.abs(z) > FAR).astype(z.dtype)
+        kept = math.exp(-1 / FADING)
+        return Attention(
+            kept * self.draws + jnp.sum(far, axis=0),
+            kept * self.weights + jnp.minimum(weights, LARGEST_WEIGHT) @ far,
+            (self.phase + GOLDEN) % 1.0,
+        )
+
+
+class CoveringELBO(Objective):
+    r"""The path-gradient ELBO, its draws attentive to where the guide lacks mass; see the module.
+
+    On minibatches a weight would be noise, and with generative parameters to learn the bound itself is
+    wanted: there this is `PathELBO`.
+    """
+
+    def memory(self, dim):
+        prior = PRIOR_DRAWS * jnp.ones(dim)
+        return Attention(prior, prior, jnp.zeros(()))
+
+    def __call__(self, guide, target, keys, batch, memory):
+        if batch is not None or target.params:
+            return PathELBO()(guide, target, keys, batch, memory)
+
+        def weigh(key, far):
+            draw = guide.draw_path(key, far)
+            log_pi, slope = jax.value_and_grad(target.log_density)(jax.lax.stop_gradient(draw.xi))
+            # Far out the density may overflow. Such a draw says nothing against the guide, whose own draws
+            # may all be good: it is left out.
+            usable = jnp.isfinite(log_pi) & jnp.all(jnp.isfinite(slope))
+            lost = jnp.any(far) & ~usable
+            log_pi = with_path_gradient(log_pi, draw.xi, jnp.where(lost, 0.0, slope))
+            return jnp.where(lost, -jnp.inf, log_pi - draw.log_q), draw.noise, lost
+
+        log_weights, noise, lost = jax.vmap(weigh)(keys, memory.sent(keys.shape[0]))
+        weights = jax.nn.softmax(log_weights) * keys.shape[0]
+        memory = jax.lax.stop_gradient(memory.after(weights, noise))
+        return Value(-jnp.mean(log_weights, where=~lost), log_weights, memory)

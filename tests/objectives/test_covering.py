@@ -1,0 +1,159 @@
+"""The covering objective: where it sends its draws, and that it is still exact there."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dmvi.guides import Gaussian, anchored
+from dmvi.guides._noise import EVENNESS, REACH, spread
+from dmvi.objectives import CoveringELBO, PathELBO
+from dmvi.objectives._covering import EVERYWHERE, FAR, MOST, PRIOR_DRAWS, Attention
+from dmvi.targets import Target, from_log_density
+from tests.guides.registry import DIM, as_vector, base, exact_gaussian, perturbed, target, trained_like
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def gradient(objective, guide, model, keys, batch=None, memory=None):
+    phi, rebuild = as_vector(guide)
+    memory = objective.memory(DIM) if memory is None else memory
+    return jax.jit(jax.grad(lambda phi: objective(rebuild(phi), model, keys, batch, memory).loss))(phi)
+
+
+def attention(excess) -> Attention:
+    """A memory of draws whose mean weight far out is 1 + excess."""
+    draws = jnp.full(len(excess), 1e4)
+    return Attention(draws, draws * (1 + jnp.asarray(excess)), jnp.asarray(0.3))
+
+
+def test_spread_noise_is_nearly_even_and_ends_at_the_reach():
+    z = jnp.asarray(np.random.default_rng(0).normal(size=(100_000, 2)))
+    moved = np.asarray(jax.vmap(spread, (0, None))(z, jnp.array([True, False])))
+    np.testing.assert_array_equal(moved[:, 1], z[:, 1])
+    assert np.abs(moved[:, 0]).max() <= REACH
+    # P(|REACH erf(z / sqrt(2) EVENNESS)| > 3) from the normal quantile of where it reaches 3.
+    edge = EVENNESS * norm.ppf(0.5 + 0.5 * 3 / REACH)
+    np.testing.assert_allclose(np.mean(np.abs(moved[:, 0]) > 3), 2 * norm.sf(edge), rtol=0.03)
+    assert 2 * norm.sf(edge) > 20 * 2 * norm.sf(3)  # far more than the noise's own
+
+
+@pytest.mark.parametrize("name", ["full-rank", "projected, narrow"])
+def test_a_far_draw_has_the_density_of_the_guide_itself(name):
+    """log_q of a draw made far out is what `evidence` gives at that point."""
+    guide = trained_like(name)
+    far = jnp.arange(DIM) == 1
+    draws = jax.jit(jax.vmap(lambda key: guide.draw_path(key, far)))(jr.split(jr.key(0), 50))
+    assert np.abs(draws.noise[:, 1]).max() > 3
+    np.testing.assert_allclose(draws.log_q, jax.jit(jax.vmap(guide.evidence))(draws.xi), rtol=1e-8, atol=1e-8)
+
+
+def test_gradient_vanishes_for_an_exact_guide_wherever_draws_are_sent():
+    keys = jr.split(jr.key(0), 64)
+    memory = attention([2.0, 0.0, 0.5])
+    assert np.asarray(memory.sent(64)).sum() > 30
+    exact = gradient(CoveringELBO(), exact_gaussian(), target("gaussian"), keys, memory=memory)
+    np.testing.assert_allclose(exact, 0, atol=1e-9)
+    wrong = gradient(
+        CoveringELBO(), perturbed(exact_gaussian(), size=0.1), target("gaussian"), keys, memory=memory
+    )
+    assert np.abs(wrong).max() > 0.05
+
+
+def test_shares_follow_the_missing_mass():
+    even = np.asarray(attention([0.0, 0.01, -0.3]).shares())
+    np.testing.assert_allclose(even, EVERYWHERE / 3)  # what is tolerated, or too heavy, draws no attention
+    one = np.asarray(attention([0.0, 4.0, 0.0]).shares())
+    np.testing.assert_allclose(one, [EVERYWHERE / 3, EVERYWHERE / 3 + MOST, EVERYWHERE / 3])
+    two = np.asarray(attention([1.03, 4.03, 0.0]).shares() - EVERYWHERE / 3)
+    np.testing.assert_allclose(two, [MOST * 0.2, MOST * 0.8, 0.0], atol=1e-12)
+
+
+def test_systematic_sampling_gives_every_coordinate_its_share():
+    memory = attention([0.1, 0.02, 0.4])
+    total = np.zeros(3)
+    for step in range(400):
+        sent = np.asarray(memory._replace(phase=jnp.asarray((0.618034 * step) % 1.0)).sent(32))
+        assert np.all(sent.sum(axis=1) <= 1)
+        total += sent.sum(axis=0)
+    np.testing.assert_allclose(total / (400 * 32), memory.shares(), atol=2e-3)
+
+
+def test_memory_finds_the_coordinate_that_lacks_mass():
+    """Draws of N(0, I) weighed against a law whose second coordinate has sd 1.3: its tail lacks mass."""
+    rng = np.random.default_rng(0)
+    memory = CoveringELBO().memory(3)
+    np.testing.assert_allclose(memory.weights / memory.draws, 1.0)
+    for _ in range(300):
+        z = rng.normal(size=(32, 3))
+        log_w = norm.logpdf(z[:, 1], 0, 1.3) - norm.logpdf(z[:, 1])
+        weights = np.exp(log_w) / np.exp(log_w).mean()
+        memory = memory.after(jnp.asarray(weights), jnp.asarray(z))
+    mean = np.asarray(memory.weights / memory.draws)
+    assert mean[1] > 1.5
+    np.testing.assert_allclose(mean[[0, 2]], 1.0, atol=0.1)
+    # Counts fade: 300 steps of 32 draws, each weighted by exp(-age / 500), and what was there before.
+    expected = 32 * 2 * norm.sf(FAR) * np.exp(-np.arange(300) / 500).sum() + PRIOR_DRAWS * np.exp(-0.6)
+    np.testing.assert_allclose(memory.draws, expected, rtol=0.15)
+
+
+def light_tailed() -> Gaussian:
+    """The Gaussian target's own guide but for its second coordinate, which is too narrow."""
+    guide = exact_gaussian()
+    return eqx.tree_at(lambda g: g.affine.log_diagonal, guide, replace_fn=lambda x: x.at[1].add(-0.3))
+
+
+def test_training_steps_teach_the_memory():
+    memory, model, guide = CoveringELBO().memory(DIM), target("gaussian"), light_tailed()
+    step = jax.jit(lambda keys, memory: CoveringELBO()(guide, model, keys, None, memory).memory)
+    for i in range(200):
+        memory = step(jr.split(jr.key(i), 32), memory)
+    shares = np.asarray(memory.shares())
+    assert shares.argmax() == 1
+    assert shares[1] > 3 * shares[[0, 2]].max()
+
+
+@pytest.mark.parametrize("reason", ["minibatch", "generative parameters"])
+def test_covering_is_the_path_elbo_where_weights_mean_nothing(reason):
+    guide, model = Gaussian(affine=perturbed(base()), dim=DIM), target("gaussian")
+    if reason == "generative parameters":
+        model = dataclasses.replace(model, params={"psi": jnp.zeros(())})
+    batch = {"n": jnp.arange(2)} if reason == "minibatch" else None
+    keys, memory = jr.split(jr.key(0), 64), attention([2.0, 0.0, 0.5])
+    results = [
+        gradient(objective, guide, model, keys, batch, memory) for objective in (CoveringELBO(), PathELBO())
+    ]
+    # Two programs for one formula: XLA may round them differently in the last place.
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-12)
+
+
+def cliff(edge: float) -> Target:
+    """A standard normal whose density overflows, value and slope, beyond `edge` of its first coordinate."""
+    return from_log_density(
+        lambda x: -0.5 * jnp.sum(x**2) - jnp.exp(1e6 * (x[0] - edge)), jnp.full(DIM, edge - 2.0)
+    )
+
+
+def test_draws_sent_where_the_density_overflows_are_left_out():
+    """The loss and its gradient are those of the other draws; the guide's own overflow still shows."""
+    guide = Gaussian(affine=anchored(jnp.zeros(DIM), jnp.ones(DIM), full=False), dim=DIM)
+    keys, memory = jr.split(jr.key(0), 64), attention([5.0, 0.0, 0.0])
+    value = CoveringELBO()(guide, cliff(2.5), keys, None, memory)
+    lost = ~np.isfinite(value.log_weights)
+    assert 3 < lost.sum() < 30
+    assert np.all(np.asarray(memory.sent(64)).any(axis=1)[lost])
+    np.testing.assert_allclose(value.loss, -np.mean(np.asarray(value.log_weights)[~lost]), rtol=1e-12)
+    wide = perturbed(guide, size=0.1)
+    slope = gradient(CoveringELBO(), wide, cliff(2.5), keys, memory=memory)
+    assert np.all(np.isfinite(slope))
+    assert np.abs(slope).max() > 0.01
+    assert not np.isfinite(CoveringELBO()(guide, cliff(-0.5), keys, None, memory).loss)
