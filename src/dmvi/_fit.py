@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from dmvi._errors import InputError
+from dmvi._random import children
 from dmvi._run import Run
 from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe, anchored
 from dmvi.objectives import CoveringELBO, Objective
@@ -81,7 +82,7 @@ def fit(
     target = as_target(model, args=args, data=data, init=init)
     full = recipe.name != "mean-field"
     _check_recipe(recipe, target.dim)
-    start_key, guide_key, train_key, judge_key = jr.split(jr.key(int(seed)), 4)
+    start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)
     settings = _settings(int(steps), int(particles), optimizer, objective)
     line = progress_for(progress)
     try:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from dmvi.diffusion._networks import TIME_FREQUENCIES, initial_weights, time_features
+from dmvi._random import children
+from dmvi.diffusion._networks import TIME_FREQUENCIES, initial_weights, time_features, zeros
 
 
 def gelu(x: Array) -> Array:
@@ -56,11 +56,11 @@ class Hidden(eqx.Module):
     biases: tuple[Float[Array, " width"], ...]
 
     def __init__(self, rank: int, width: int, depth: int, *, key: PRNGKeyArray):
-        keys = jr.split(key, depth + 1)
+        keys = children(key, depth + 1)
         self.first = initial_weights(keys[0], (width, rank), rank**-0.5)
         self.time = initial_weights(keys[1], (width, 2 * TIME_FREQUENCIES + 1), 0.1)
         self.weights = tuple(initial_weights(k, (width, width), width**-0.5) for k in keys[2:])
-        self.biases = tuple(jnp.zeros(width) for _ in keys[2:])
+        self.biases = tuple(zeros(width) for _ in keys[2:])
 
     def embed(self, t: Float[Array, ""]) -> Float[Array, " width"]:
         """e = E time(t), the time's share of the first layer."""

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from dmvi._errors import InputError
-from dmvi._random import seed_of
+from dmvi._random import children, seed_of
 
 TIME_FREQUENCIES = 4
 
@@ -19,7 +19,12 @@ TIME_FREQUENCIES = 4
 def initial_weights(key: PRNGKeyArray, shape: tuple[int, ...], scale: float) -> Array:
     """Normal initial weights of standard deviation `scale`."""
     values = scale * np.random.default_rng(seed_of(key)).standard_normal(shape)
-    return jnp.asarray(values, jnp.result_type(float))
+    return jax.device_put(values.astype(jnp.result_type(float)))
+
+
+def zeros(*shape: int) -> Array:
+    """Zero initial weights, made by NumPy: `jnp.zeros` compiles a program for every shape."""
+    return jax.device_put(np.zeros(shape, jnp.result_type(float)))
 
 
 def time_features(t: Float[Array, ""]) -> Float[Array, " features"]:
@@ -53,12 +58,12 @@ class Features(eqx.Module):
     def __init__(
         self, dim_in: int, width: int, depth: int, *, layer_norm: bool, dropout: float, key: PRNGKeyArray
     ):
-        keys = jr.split(key, depth + 1)
+        keys = children(key, depth + 1)
         features = 2 * TIME_FREQUENCIES + 1
         self.first = initial_weights(keys[0], (width, dim_in), dim_in**-0.5)
         self.time = initial_weights(keys[1], (width, features), 0.1)
         self.weights = tuple(initial_weights(k, (width, width), width**-0.5) for k in keys[2:])
-        self.biases = tuple(jnp.zeros(width) for _ in keys[2:])
+        self.biases = tuple(zeros(width) for _ in keys[2:])
         self.layer_norm = layer_norm
         self.dropout = dropout
 
@@ -126,7 +131,7 @@ class MLP(eqx.Module):
         features = Features(
             dim, self.width, self.depth, layer_norm=self.layer_norm, dropout=self.dropout, key=key
         )
-        return ResidualMLP(features, jnp.zeros((dim, self.width)), jnp.zeros(dim))
+        return ResidualMLP(features, zeros(dim, self.width), zeros(dim))
 
 
 def _call_module(net: Callable, u: Array, t: Array) -> Array:
@@ -154,7 +159,7 @@ def as_score_network(network: object, dim: int, *, key: PRNGKeyArray) -> ScoreNe
             f"pair (params, apply) called as apply(params, u, t); got {type(network).__name__}."
         )
     _check_output(net, apply, dim)
-    return Gated(net, apply, jnp.zeros(dim))
+    return Gated(net, apply, zeros(dim))
 
 
 def _check_output(net: PyTree, apply: Callable, dim: int) -> None:

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
+from dmvi._random import children
 from dmvi.diffusion._flow import Flow, Moved, injective_log_det
 from dmvi.diffusion._hidden import Hidden
-from dmvi.diffusion._networks import initial_weights
+from dmvi.diffusion._networks import initial_weights, zeros
 from dmvi.diffusion._newton import newton_root
 
 LOG_SCALE_LIMIT = 4.0  # bound of |s| in one step; four steps reach scales of e^16
@@ -42,8 +42,8 @@ class Head(eqx.Module):
 
     def __init__(self, rank: int, width: int, depth: int, dim: int, *, key: PRNGKeyArray):
         self.hidden = Hidden(rank, width, depth, key=key)
-        self.out = jnp.zeros((dim, width))
-        self.bias = jnp.zeros(dim)
+        self.out = zeros(dim, width)
+        self.bias = zeros(dim)
 
     def __call__(self, h: Float[Array, " width"]) -> Float[Array, " dim"]:
         return self.out @ h + self.bias
@@ -222,7 +222,7 @@ class Projected(eqx.Module):
         """The flow for `dim` coordinates; ranks are cut to what the dimension allows."""
         rank = min(self.rank, dim)
         scale_rank = min(self.scale_rank, max(dim - 1, 1))
-        keys = jr.split(key, 4)
+        keys = children(key, 4)
         return ProjectedFlow(
             scale=Head(scale_rank, self.scale_width, self.depth, dim, key=keys[0]),
             shift=Head(rank, self.width, self.depth, dim, key=keys[1]),

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
+from dmvi._random import children
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
 
@@ -44,7 +45,7 @@ def chunk_size(dim: int, data_size: int | None) -> int:
 
 def chunk_keys(key: PRNGKeyArray, n: int, chunk: int) -> list[PRNGKeyArray]:
     """One key for each chunk of n draws."""
-    return [jr.fold_in(key, i) for i in range(-(-n // chunk))]
+    return children(key, -(-n // chunk))
 
 
 @compiled

@@ -10,6 +10,7 @@ import xarray as xr
 from jaxtyping import PRNGKeyArray
 
 from dmvi._errors import InputError
+from dmvi._random import children
 from dmvi._run import Run
 from dmvi.guides import Guide
 from dmvi.posterior._arviz import to_datatree
@@ -53,7 +54,7 @@ class Posterior:
                 f"expected a guide of dimension {target.dim}, the target's; got one of {guide.dim}. "
                 "Build the guide for this target."
             )
-        self._diagnostics_key, self._key = jax.random.split(key)
+        self._diagnostics_key, self._key = children(key, 2)
         self.target = target
         self.guide = guide
         self.run = run
@@ -167,7 +168,7 @@ class Posterior:
         key = jax.random.fold_in(self._key, np.uint32(seed))
         if not resample:
             return self._draws.propose(key, int(n))
-        pool_key, choice_key = jax.random.split(key)
+        pool_key, choice_key = children(key, 2)
         pool = self._draws.weigh(pool_key, max(_POOL * int(n), DRAWS))
         log_w, _ = smooth(pool.log_w)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(choice_key)))

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
-from dmvi._random import seed_of
+from dmvi._random import children, seed_of
 from dmvi.guides import Affine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
@@ -67,21 +67,22 @@ def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progr
         progress: told of the stage.
     """
     progress.note("warm start")
-    start_key, fit_key = jr.split(key)
+    start_key, fit_key = children(key, 2)
     candidates = _candidates(target, start_key, full=full)
     dtype = jnp.result_type(float)
     # One program fits all candidates side by side, and both stages.
-    affine = jax.vmap(lambda loc, scale: anchored(loc, scale, full=full))(
-        jnp.asarray(np.stack([candidate.loc for candidate in candidates]), dtype),
-        jnp.asarray(np.stack([candidate.scale for candidate in candidates]), dtype),
+    affine = _anchors(
+        jnp.asarray(np.stack([candidate.loc for candidate in candidates]).astype(dtype)),
+        jnp.asarray(np.stack([candidate.scale for candidate in candidates]).astype(dtype)),
+        full,
     )
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(candidates)), target.params)
+    params = jax.tree.map(lambda leaf: jnp.asarray(np.stack([leaf] * len(candidates))), target.params)
     elbos = np.full(len(candidates), -np.inf)
-    for stage_key in jr.split(fit_key, STAGES):
+    for stage_key in children(fit_key, STAGES):
         affine, params, elbos = _gaussian_vi(affine, params, target, stage_key)
     elbos = np.asarray(elbos)
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
-    best, best_params = jax.tree.map(lambda leaf: leaf[winner], (affine, params))
+    best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
     return WarmStart(best, candidates[winner].name, best_params)
 
 
@@ -114,9 +115,19 @@ def _distinct(modes: list[Mode]) -> list[Mode]:
 
 def ranked_starts(target: Target, surface: Surface, key: PRNGKeyArray) -> Float[np.ndarray, "starts dim"]:
     """Random starting points, best density first."""
-    starts = [np.asarray(target.start(start_key), float) for start_key in jr.split(key, TRIED_STARTS)]
+    starts = np.asarray(_starts(target, key), float)
     values = [surface.value_and_gradient(start)[0] for start in starts]
-    return np.stack([starts[i] for i in np.argsort([-v if np.isfinite(v) else np.inf for v in values])])
+    return starts[np.argsort([-value if np.isfinite(value) else np.inf for value in values])]
+
+
+@compiled
+def _starts(target: Target, key: PRNGKeyArray) -> Float[Array, "starts dim"]:
+    return jax.lax.map(target.start, jr.split(key, TRIED_STARTS))
+
+
+@compiled
+def _anchors(loc: Float[Array, "candidates dim"], scale: Array, full: bool) -> Affine:
+    return jax.vmap(lambda loc, scale: anchored(loc, scale, full=full))(loc, scale)
 
 
 @compiled

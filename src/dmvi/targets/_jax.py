@@ -96,7 +96,7 @@ def _leaf_value(name: str, leaf: Any) -> Array:
     kind = np.asarray(leaf).dtype if is_number else type(leaf).__name__
     if not is_number or not (jnp.issubdtype(kind, jnp.integer) or jnp.issubdtype(kind, jnp.floating)):
         raise InputError(f"init has to hold real numbers or arrays of them; {name!r} is of type {kind}.")
-    value = jnp.asarray(leaf, jnp.result_type(float))
+    value = jnp.asarray(np.asarray(leaf).astype(jnp.result_type(float)))
     if not np.all(np.isfinite(value)):
         raise InputError(f"init has to be finite; {name!r} holds NaN or infinite entries.")
     return value
@@ -120,4 +120,4 @@ def _starts(origin: Array) -> Array:
     distance = 10.0 ** -generator.uniform(0.0, 2.0, (NUM_STARTS, 1))
     distance[0] = 0.0
     directions = generator.standard_normal((NUM_STARTS, origin.size))
-    return jnp.asarray(np.asarray(origin)[None] + distance * directions, origin.dtype)
+    return jnp.asarray((np.asarray(origin)[None] + distance * directions).astype(origin.dtype))

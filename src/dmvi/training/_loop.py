@@ -5,23 +5,32 @@ import time
 from typing import NamedTuple
 
 import equinox as eqx
-import jax.random as jr
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
+from dmvi._random import children
 from dmvi._run import Status
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
 from dmvi.training._look import Look, look_at
 from dmvi.training._progress import Progress
-from dmvi.training._state import Settings, Trained, initial_state, run_chunk
+from dmvi.training._state import Settings, State, Trained, initial_state, run_chunk
 from dmvi.training._stopping import TOLERANCE, Plateau
 
 COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
 MAX_RETURNS = 3
 
-compiled_chunk = compiled(run_chunk)
+compiled_start = compiled(initial_state)
+
+
+@compiled
+def compiled_chunk(
+    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
+) -> tuple[State, Trained, Float[Array, "chunk particles"]]:
+    """A chunk of steps and what it has trained."""
+    state, log_weights = run_chunk(state, trained, target, settings, key)
+    return state, trained.with_flat(state.flat), log_weights
 
 
 class Budget(NamedTuple):
@@ -57,9 +66,9 @@ class Trainer:
         progress: Progress,
     ):
         self._target, self._settings, self._budget, self._progress = target, settings, budget, progress
-        self._step_key, self._look_key = jr.split(key)
+        self._step_key, self._look_key = children(key, 2)
         self._trained = Trained(guide, target.params)
-        self._state = initial_state(self._trained, settings)
+        self._state = compiled_start(self._trained, settings)
         self._looks: list[Look] = []
         self._look_steps: list[int] = []
         self._returns = 0
@@ -99,10 +108,9 @@ class Trainer:
 
     def _advance(self, end: int | None = None) -> Look:
         began = time.perf_counter()
-        self._state, log_weights = compiled_chunk(
+        self._state, self._trained, log_weights = compiled_chunk(
             self._state, self._trained, self._target, self._settings, self._step_key
         )
-        self._trained = self._trained.with_flat(self._state.flat)
         look = self._look(np.asarray(log_weights, float).ravel())
         self._chunk_seconds = time.perf_counter() - began
         step = int(self._state.step)
@@ -120,14 +128,14 @@ class Trainer:
         """Fresh draws on the full data; with minibatches the training draws have to do."""
         if self._target.subsampled and training_log_weights.size:
             return Look.at(training_log_weights)
-        self._look_key, key = jr.split(self._look_key)
+        self._look_key, key = children(self._look_key, 2)
         model = eqx.tree_at(lambda t: t.params, self._target, self._trained.params)
         return look_at(self._trained.guide, model, key)
 
     def _return_to_best(self) -> None:
         """Go on from the best look with a fresh optimiser: training has broken the guide."""
         self._trained = self._best[0]
-        fresh = initial_state(self._trained, self._settings)
+        fresh = compiled_start(self._trained, self._settings)
         self._state = self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
 
     def _out_of_time(self, steps_left: int) -> bool:
