@@ -83,7 +83,7 @@ def fit(
     full = recipe.name != "mean-field"
     _check_recipe(recipe, target.dim)
     start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)
-    settings = _settings(int(steps), int(particles), optimizer, objective)
+    settings = default_settings(int(steps), int(particles), optimizer, objective)
     line = progress_for(progress)
     try:
         start = warm_start(target, full=full, key=start_key, progress=line)
@@ -114,9 +114,10 @@ def fit(
     return Posterior(target, outcome.guide, run, judge_key)
 
 
-def _settings(
+def default_settings(
     steps: int, particles: int, optimizer: optax.GradientTransformation | None, objective: Objective | None
 ) -> Settings:
+    """How `fit` trains where the caller says nothing else."""
     chunk = max(1, steps // LOOKS)
     return Settings(
         objective=objective or CoveringELBO(),

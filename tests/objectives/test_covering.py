@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 from scipy.stats import norm
 
 from dmvi.guides import Gaussian, anchored
 from dmvi.guides._noise import EVENNESS, REACH, spread
 from dmvi.objectives import CoveringELBO, PathELBO
-from dmvi.objectives._covering import EVERYWHERE, FAR, MOST, PRIOR_DRAWS, Attention
+from dmvi.objectives._covering import EVERYWHERE, FAR, LEAST_WEIGHT, MOST, PRIOR_DRAWS, Attention
 from dmvi.targets import Target, from_log_density
 from tests.guides.registry import DIM, as_vector, base, exact_gaussian, perturbed, target, trained_like
 
@@ -151,9 +152,23 @@ def test_draws_sent_where_the_density_overflows_are_left_out():
     lost = ~np.isfinite(value.log_weights)
     assert 3 < lost.sum() < 30
     assert np.all(np.asarray(memory.sent(64)).any(axis=1)[lost])
+    # A standard normal whose guide is exact: no weight but those of the lost is small.
     np.testing.assert_allclose(value.loss, -np.mean(np.asarray(value.log_weights)[~lost]), rtol=1e-12)
     wide = perturbed(guide, size=0.1)
     slope = gradient(CoveringELBO(), wide, cliff(2.5), keys, memory=memory)
     assert np.all(np.isfinite(slope))
     assert np.abs(slope).max() > 0.01
     assert not np.isfinite(CoveringELBO()(guide, cliff(-0.5), keys, None, memory).loss)
+
+
+def test_draws_sent_where_there_is_hardly_any_mass_are_left_out():
+    """A guide ten times too wide: its own draws count whatever they weigh, those sent out do not."""
+    guide = Gaussian(affine=anchored(jnp.zeros(DIM), jnp.full(DIM, 10.0), full=False), dim=DIM)
+    keys, memory = jr.split(jr.key(0), 64), attention([5.0, 0.0, 0.0])
+    model = from_log_density(lambda x: -0.5 * jnp.sum(x**2), jnp.zeros(DIM))
+    value = CoveringELBO()(guide, model, keys, None, memory)
+    log_weights, sent = np.asarray(value.log_weights), np.asarray(memory.sent(64)).any(axis=1)
+    light = np.exp(log_weights - logsumexp(log_weights)) * 64 < LEAST_WEIGHT
+    assert (light & sent).sum() > 10
+    assert (light & ~sent).sum() > 5
+    np.testing.assert_allclose(value.loss, -np.mean(log_weights[~(light & sent)]), rtol=1e-12)

@@ -102,14 +102,17 @@ def test_steps_that_are_skipped_teach_the_objective_nothing():
 def test_learning_rate_warms_up_stays_and_falls_as_a_half_cosine():
     chosen = settings(chunk=1, cooldown_steps=200)
 
-    def rate(step, cooldown=10**6):
+    def rate(step, cooldown=10**6, damping=1.0):
         counts = [jnp.asarray(n, jnp.int32) for n in (step, 0, cooldown)]
-        return float(_rate(State(jnp.zeros(1), None, *counts, memory=None), chosen))
+        return float(
+            _rate(State(jnp.zeros(1), None, *counts, damping=jnp.asarray(damping), memory=None), chosen)
+        )
 
     np.testing.assert_allclose(
         [rate(step) for step in (0, 49, WARM_UP - 1)], [1 / WARM_UP, 50 / WARM_UP, 1.0]
     )
     assert rate(5000) == 1.0
+    assert rate(5000, damping=0.25) == 0.25
     steps = np.array([0, 50, 100, 150, 200, 300])
     found = [rate(1000 + step, cooldown=1000) for step in steps]
     np.testing.assert_allclose(found, 0.5 * (1 + np.cos(np.pi * np.minimum(steps / 200, 1))), atol=1e-6)

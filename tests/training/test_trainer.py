@@ -137,8 +137,26 @@ def test_never_worse_than_the_start(name, steps):
     assert done.status in (Status.WARM_START, Status.DIVERGED)
 
 
+def tired_after(steps: int) -> optax.GradientTransformation:
+    """Gradient descent that gives only NaN once its own state has counted `steps`."""
+
+    def update(updates, state, params=None):
+        return jnp.where(state >= steps, jnp.nan, -0.02 * updates), state + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+def test_a_chunk_of_skipped_updates_sends_training_back_with_a_fresh_optimiser():
+    """Without going back all updates from the 26th on would be lost."""
+    done = train(steps=200, optimizer=tired_after(CHUNK + 5))
+    assert done.steps > 100
+    assert CHUNK - 5 <= done.skipped < done.steps / 2
+    assert done.status is not Status.DIVERGED
+    assert done.history[-1] > train(steps=CHUNK, chunk=CHUNK, cooldown_steps=0).history[-1]
+
+
 def test_a_destroyed_diffusion_gives_back_its_start():
-    """After the first chunk no weight is finite, which leaves nothing to refit tails to."""
+    """After the first chunk no weight is finite."""
     guide = untrained("projected")
     done = train(guide, steps=COOLDOWN, optimizer=optax.sgd(1e30))
     assert same(done.guide, guide)

@@ -8,7 +8,8 @@ importance weights pay for it. But the path gradient of one draw,
 vanishes at q = p wherever the draw was made. So the noise of some draws may be made further out than
 q's own, one coordinate at a time, and the coordinate is chosen by what the weights w = p/q of earlier
 draws far out in it showed: where they average above one, the guide has too little mass there. Where no
-coordinate lacks mass nearly all draws stay q's own.
+coordinate lacks mass nearly all draws stay q's own. A draw sent where there is hardly any mass is left out:
+its gradient would be large and ask only for mass to be taken away.
 """
 
 import math
@@ -22,6 +23,7 @@ from dmvi.guides._guide import with_path_gradient
 from dmvi.objectives._objective import Objective, PathELBO, Value
 
 FAR = 2.0  # sds from which a coordinate of the noise counts as far out
+LEAST_WEIGHT = 1e-4  # below which a draw sent far out is left out
 LARGEST_WEIGHT = 5.0  # at which one draw's weight is cut
 FADING = 500.0  # steps after which what was seen has faded to 1 / e
 PRIOR_DRAWS = 10.0  # of weight one, before anything was seen
@@ -87,14 +89,15 @@ class CoveringELBO(Objective):
         def weigh(key, far):
             draw = guide.draw_path(key, far)
             log_pi, slope = jax.value_and_grad(target.log_density)(jax.lax.stop_gradient(draw.xi))
-            # Far out the density may overflow. Such a draw says nothing against the guide, whose own draws
-            # may all be good: it is left out.
+            # Far out the density may overflow, which says nothing against the guide's own draws.
             usable = jnp.isfinite(log_pi) & jnp.all(jnp.isfinite(slope))
             lost = jnp.any(far) & ~usable
             log_pi = with_path_gradient(log_pi, draw.xi, jnp.where(lost, 0.0, slope))
-            return jnp.where(lost, -jnp.inf, log_pi - draw.log_q), draw.noise, lost
+            return jnp.where(lost, -jnp.inf, log_pi - draw.log_q), draw.noise
 
-        log_weights, noise, lost = jax.vmap(weigh)(keys, memory.sent(keys.shape[0]))
+        sent = memory.sent(keys.shape[0])
+        log_weights, noise = jax.vmap(weigh)(keys, sent)
         weights = jax.nn.softmax(log_weights) * keys.shape[0]
         memory = jax.lax.stop_gradient(memory.after(weights, noise))
-        return Value(-jnp.mean(log_weights, where=~lost), log_weights, memory)
+        kept = ~jnp.any(sent, axis=1) | (weights > LEAST_WEIGHT)
+        return Value(-jnp.mean(log_weights, where=kept), log_weights, memory)

@@ -19,6 +19,7 @@ from dmvi.training._state import Settings, State, Trained, initial_state, run_ch
 from dmvi.training._stopping import TOLERANCE, Plateau
 
 COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
+STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
 MAX_RETURNS = 3
 
 compiled_start = compiled(initial_state)
@@ -108,6 +109,7 @@ class Trainer:
 
     def _advance(self, end: int | None = None) -> Look:
         began = time.perf_counter()
+        skipped = int(self._state.skipped)
         self._state, self._trained, log_weights = compiled_chunk(
             self._state, self._trained, self._target, self._settings, self._step_key
         )
@@ -116,9 +118,10 @@ class Trainer:
         step = int(self._state.step)
         self._looks.append(look)
         self._look_steps.append(step)
+        stalled = int(self._state.skipped) - skipped > STALLED * self._settings.chunk
         if look.elbo >= self._best[1].elbo:
             self._best = (self._trained, look)
-        elif look.elbo < self._best[1].elbo - COLLAPSE:
+        if stalled or look.elbo < self._best[1].elbo - COLLAPSE:
             self._returns += 1
             self._return_to_best()
         self._progress.update(step, end or self._budget.steps, look.elbo)
@@ -133,10 +136,12 @@ class Trainer:
         return look_at(self._trained.guide, model, key)
 
     def _return_to_best(self) -> None:
-        """Go on from the best look with a fresh optimiser: training has broken the guide."""
+        """Go on from the best look, fresh optimiser, half the rate: training has broken the guide."""
         self._trained = self._best[0]
         fresh = compiled_start(self._trained, self._settings)
-        self._state = self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
+        self._state = self._state._replace(
+            flat=fresh.flat, optimizer=fresh.optimizer, damping=0.5 * self._state.damping
+        )
 
     def _out_of_time(self, steps_left: int) -> bool:
         if self._budget.deadline is None:

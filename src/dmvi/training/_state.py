@@ -42,6 +42,7 @@ class State(NamedTuple):
         step: steps taken.
         skipped: updates left out because they were not finite.
         cooldown: step at which the learning rate begins to fall.
+        damping: factor of the learning rate, halved each time training went wrong.
         memory: what the objective carries along.
     """
 
@@ -50,6 +51,7 @@ class State(NamedTuple):
     step: Int[Array, ""]
     skipped: Int[Array, ""]
     cooldown: Int[Array, ""]
+    damping: Float[Array, ""]
     memory: Any
 
 
@@ -82,7 +84,7 @@ def initial_state(trained: Trained, settings: Settings) -> State:
     zero = jnp.zeros((), jnp.int32)
     never = jnp.full((), jnp.iinfo(jnp.int32).max, jnp.int32)
     memory = settings.objective.memory(trained.guide.dim)
-    return State(flat, settings.optimizer.init(flat), zero, zero, never, memory)
+    return State(flat, settings.optimizer.init(flat), zero, zero, never, jnp.ones((), flat.dtype), memory)
 
 
 def run_chunk(
@@ -124,12 +126,15 @@ def _step(
         (state.flat, state.optimizer, state.memory),
     )
     skipped = state.skipped + jnp.where(usable, 0, 1)
-    return State(flat, optimizer, state.step + 1, skipped, state.cooldown, memory), log_weights
+    state = state._replace(
+        flat=flat, optimizer=optimizer, step=state.step + 1, skipped=skipped, memory=memory
+    )
+    return state, log_weights
 
 
 def _rate(state: State, settings: Settings) -> Float[Array, ""]:
-    """Fraction of the full learning rate: linear warm-up, flat, then a half-cosine to zero."""
+    """Fraction of the full learning rate: linear warm-up, flat, then a half-cosine to zero; all damped."""
     dtype = state.flat.dtype
     warm_up = jnp.minimum(1.0, (state.step + 1).astype(dtype) / WARM_UP)
     progress = jnp.clip((state.step - state.cooldown).astype(dtype) / settings.cooldown_steps, 0.0, 1.0)
-    return warm_up * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    return state.damping * warm_up * 0.5 * (1 + jnp.cos(jnp.pi * progress))
