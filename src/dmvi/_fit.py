@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
+from jaxtyping import PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._random import children
@@ -16,9 +17,9 @@ from dmvi._run import Run
 from dmvi.guides import ChainGuide, DiffusionGuide, GaussianGuide, GuideRecipe, anchored
 from dmvi.objectives import CoveringELBO, Objective
 from dmvi.posterior import Posterior
-from dmvi.starts import warm_start
+from dmvi.starts import HIGH_DIMENSION, WarmStart, high_dimensional_start, warm_start
 from dmvi.targets import Target, as_target
-from dmvi.training import Budget, Settings, Trainer, default_optimizer, progress_for
+from dmvi.training import Budget, Progress, Settings, Trainer, default_optimizer, progress_for
 
 GUIDES: dict[str, GuideRecipe] = {
     "auto": DiffusionGuide(),
@@ -82,13 +83,12 @@ def fit(
     _check_kinds(optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
     recipe = recipe.seeing(None if target.subsampled or target.params else target.log_density)
-    full = recipe.name != "mean-field"
     _check_recipe(recipe, target.dim)
     start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)
-    settings = _settings(int(steps), int(particles), optimizer, objective)
+    settings = _settings(int(steps), int(particles), optimizer or _optimizer(recipe), objective)
     line = progress_for(progress)
     try:
-        start = warm_start(target, full=full, key=start_key, progress=line)
+        start = _start(recipe, target, start_key, line)
         target = eqx.tree_at(lambda t: t.params, target, start.params)
         trainer = Trainer(
             recipe.build(start.affine, key=guide_key),
@@ -117,16 +117,27 @@ def fit(
 
 
 def _settings(
-    steps: int, particles: int, optimizer: optax.GradientTransformation | None, objective: Objective | None
+    steps: int, particles: int, optimizer: optax.GradientTransformation, objective: Objective | None
 ) -> Settings:
     chunk = max(1, steps // LOOKS)
     return Settings(
         objective=objective or CoveringELBO(),
-        optimizer=optimizer or default_optimizer(LEARNING_RATE),
+        optimizer=optimizer,
         particles=particles,
         chunk=chunk,
         cooldown_steps=min(COOLDOWN_LOOKS * chunk, steps),
     )
+
+
+def _optimizer(recipe: GuideRecipe) -> optax.GradientTransformation:
+    return default_optimizer(recipe.pace * LEARNING_RATE)
+
+
+def _start(recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress) -> WarmStart:
+    """A base of low rank in high dimension, unless a Gaussian of a certain kind was asked for."""
+    if target.dim > HIGH_DIMENSION and not isinstance(recipe, GaussianGuide):
+        return high_dimensional_start(target, key=key, progress=line)
+    return warm_start(target, full=recipe.name != "mean-field", key=key, progress=line)
 
 
 def _recipe(guide: str | GuideRecipe) -> GuideRecipe:

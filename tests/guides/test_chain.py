@@ -137,7 +137,7 @@ def test_evidence_of_an_untrained_chain_is_exact():
     guide = untrained("chain, drift")
     xi = LOC + np.random.default_rng(0).normal(size=(20, DIM)) @ TRIANGLE.T
     log_q = jax.jit(jax.vmap(guide.evidence))(jnp.asarray(xi, float), jr.split(jr.key(2), 20))
-    expected = multivariate_normal.logpdf(xi, LOC, TRIANGLE @ TRIANGLE.T)
+    expected = multivariate_normal.logpdf(xi, LOC, TRIANGLE @ TRIANGLE.T)  # pyright: ignore[reportArgumentType]
     np.testing.assert_allclose(log_q, expected, rtol=1e-4)
 
 

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.diffusion import ReverseChain, build_chain
-from dmvi.guides._affine import Affine
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
+from dmvi.guides._low_rank import AnyAffine
 from dmvi.guides._noise import spread, standard_log_prob, standard_normal
 
 LARGEST_SCORE = 50.0  # at which the score feature is cut
@@ -39,7 +39,7 @@ class Chain(Guide):
 
     exact: ClassVar[bool] = False
     chain: ReverseChain
-    affine: Affine
+    affine: AnyAffine
     dim: int = eqx.field(static=True)
     log_density: LogDensity | None = None
 
@@ -137,6 +137,10 @@ class ChainGuide(GuideRecipe):
     @property
     def name(self) -> str:
         return "chain"
+
+    @property
+    def pace(self) -> float:
+        return 1 / 3
 
     def seeing(self, log_density):
         return eqx.tree_at(lambda recipe: recipe.log_density, self, log_density, is_leaf=lambda x: x is None)

@@ -11,9 +11,9 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 
 class Frozen(eqx.Module):
-    """An array that belongs to a guide but is not trained by gradients."""
+    """An array, or a pytree of them, that belongs to a guide but is not trained by gradients."""
 
-    value: Array
+    value: Any
 
 
 def trainable(tree: Any) -> Any:
@@ -95,6 +95,11 @@ class GuideRecipe(eqx.Module):
     @abc.abstractmethod
     def name(self) -> str:
         """What the guide is called in tables and verdicts."""
+
+    @property
+    def pace(self) -> float:
+        """Learning rate at which the guide trains best, as a share of the default."""
+        return 1.0
 
     def seeing(self, log_density: Callable[[Array], Array] | None) -> "GuideRecipe":
         """The recipe, having seen a target whose slope guides may use; most do not look.

@@ -1,0 +1,108 @@
+"""Thousands of dimensions: a Cox process on a grid and a hierarchy of many groups.
+
+    python -m benchmarks.high_dimension DATA_FOLDER [--targets NAME ...] [--guides NAME ...] [--steps N]
+
+Prints one line a fit: ELBO, log evidence, seconds and the largest memory of the process so far. The folder
+holds pines.csv, 126 points of the unit square, for the Cox process.
+"""
+
+import argparse
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dmvi
+from benchmarks.machine import describe_machine
+from benchmarks.targets import LabTarget, hierarchy_100
+
+GRID = 40
+VARIANCE = 1.91
+CORRELATION = 33 / GRID  # inverse length, per cell
+
+
+def cox(folder: Path) -> LabTarget:
+    """The log-Gaussian Cox process of pine saplings on a grid of 40 x 40 cells.
+
+    x ~ GP(log 126 - VARIANCE / 2, VARIANCE exp(-distance CORRELATION)), y_i ~ Poisson(exp(x_i) / 1600).
+    """
+    points = np.loadtxt(folder / "pines.csv", delimiter=",", skiprows=_header_rows(folder / "pines.csv"))
+    edges = np.linspace(0, 1, GRID + 1)
+    counts = np.histogram2d(points[:, 0], points[:, 1], bins=(edges, edges))[0].ravel()
+    cells = np.stack(np.meshgrid(np.arange(GRID), np.arange(GRID), indexing="ij"), axis=-1).reshape(-1, 2)
+    distance = np.linalg.norm(cells[:, None] - cells[None], axis=-1)
+    root = np.linalg.cholesky(VARIANCE * np.exp(-distance * CORRELATION))
+    dim = GRID**2
+    constant = -np.log(np.diagonal(root)).sum() - 0.5 * dim * np.log(2 * np.pi)
+    mean = np.log(len(points)) - 0.5 * VARIANCE
+    # One product with the inverse is quicker than a solve, and the root is well-conditioned.
+    inverse = jnp.asarray(np.linalg.inv(root))
+    y = jnp.asarray(counts)
+
+    def log_density(x):
+        whitened = inverse @ (x - mean)
+        prior = -0.5 * jnp.sum(whitened**2) + constant
+        return prior + jnp.sum(y * (x - np.log(dim)) - jnp.exp(x) / dim)
+
+    return LabTarget("cox", "log-Gaussian Cox process", dim, log_density)
+
+
+def _header_rows(path: Path) -> int:
+    first = path.read_text().splitlines()[0].split(",")[0]
+    try:
+        float(first)
+    except ValueError:
+        return 1
+    return 0
+
+
+TARGETS: dict[str, Callable[[Path], LabTarget]] = {
+    "cox": cox,
+    "hierarchy_1000": lambda folder: hierarchy_100(groups=1000),
+    "hierarchy_10000": lambda folder: hierarchy_100(groups=10_000),
+}
+
+
+def peak_memory() -> float:
+    """Largest resident memory of this process so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def measure(target: LabTarget, guide: str, seed: int, steps: int | None) -> str:
+    """One fit with default settings, or with fewer steps, as one line."""
+    choices = {} if steps is None else {"steps": steps}
+    posterior = dmvi.fit(
+        target.log_density, init=jnp.zeros(target.dim), guide=guide, seed=seed, progress=False, **choices
+    )
+    d = posterior.diagnostics
+    return (
+        f"| {target.title} | {target.dim} | {guide} | {seed} | {d.elbo:.2f} +- {d.elbo_se:.2f} | {d.log_evidence:.2f} "
+        f"| {d.ess:.3f} | {d.khat:.2f} | {d.steps} | {d.seconds:.0f} | {peak_memory():.2f} | {d.warm_start}, {d.status.name} |"
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.high_dimension")
+    parser.add_argument("folder", type=Path, help="folder of pines.csv")
+    parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    parser.add_argument("--guides", nargs="+", default=["auto", "chain"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--steps", type=int, default=None)
+    arguments = parser.parse_args()
+    print("| target | d | guide | seed | ELBO | log evidence | ESS | k-hat | steps | s | peak GiB | how |")
+    print("|---" * 12 + "|", flush=True)
+    for name in arguments.targets:
+        target = TARGETS[name](arguments.folder)
+        for guide in arguments.guides:
+            for seed in arguments.seeds:
+                jax.clear_caches()
+                print(measure(target, guide, seed, arguments.steps), flush=True)
+    print("; ".join(describe_machine().values()))
+
+
+if __name__ == "__main__":
+    main()
