@@ -7,6 +7,7 @@ holds pines.csv, 126 points of the unit square, for the Cox process.
 """
 
 import argparse
+import functools
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -64,10 +65,8 @@ def peak_memory() -> float:
 
 def measure(target: LabTarget, guide: str, seed: int, steps: int | None) -> str:
     """One fit with default settings, or with fewer steps, as one line."""
-    choices = {} if steps is None else {"steps": steps}
-    posterior = dmvi.fit(
-        target.log_density, init=jnp.zeros(target.dim), guide=guide, seed=seed, progress=False, **choices
-    )
+    fit = dmvi.fit if steps is None else functools.partial(dmvi.fit, steps=steps)
+    posterior = fit(target.log_density, init=jnp.zeros(target.dim), guide=guide, seed=seed, progress=False)
     d = posterior.diagnostics
     cells = [
         target.title,

@@ -118,7 +118,7 @@ def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
 
 def diagnose(draws: Draws, run: Run, key: PRNGKeyArray) -> Diagnostics:
     """Weights of 20,000 fresh draws, the round trip of 256 of them, and the record of the run."""
-    weighed = draws.weigh(key, DRAWS)
+    weighed = draws.weigh(key, DRAWS, kept=ROUND_TRIPS)
     error, misses = _round_trip(draws, weighed) if draws.exact else (np.nan, 0.0)
     return Diagnostics(
         **weigh(weighed.log_w)._asdict(),
