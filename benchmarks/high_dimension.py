@@ -14,42 +14,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import dmvi
 from benchmarks.machine import describe_machine
+from benchmarks.public import cox
 from benchmarks.targets import LabTarget, hierarchy_100
-
-GRID = 40
-VARIANCE = 1.91
-CORRELATION = 33 / GRID  # inverse length, per cell
-
-
-def cox(folder: Path) -> LabTarget:
-    """The log-Gaussian Cox process of pine saplings on a grid of 40 x 40 cells.
-
-    x ~ GP(log 126 - VARIANCE / 2, VARIANCE exp(-distance CORRELATION)), y_i ~ Poisson(exp(x_i) / 1600).
-    """
-    points = np.loadtxt(folder / "pines.csv", delimiter=",", skiprows=1, usecols=(1, 2))
-    edges = np.linspace(0, 1, GRID + 1)
-    counts = np.histogram2d(points[:, 0], points[:, 1], bins=(edges, edges))[0].ravel()
-    cells = np.stack(np.meshgrid(np.arange(GRID), np.arange(GRID), indexing="ij"), axis=-1).reshape(-1, 2)
-    distance = np.linalg.norm(cells[:, None] - cells[None], axis=-1)
-    root = np.linalg.cholesky(VARIANCE * np.exp(-distance * CORRELATION))
-    dim = GRID**2
-    constant = -np.log(np.diagonal(root)).sum() - 0.5 * dim * np.log(2 * np.pi)
-    mean = np.log(len(points)) - 0.5 * VARIANCE
-    # One product with the inverse is quicker than a solve, and the root is well-conditioned.
-    inverse = jnp.asarray(np.linalg.inv(root))
-    y = jnp.asarray(counts)
-
-    def log_density(x):
-        whitened = inverse @ (x - mean)
-        prior = -0.5 * jnp.sum(whitened**2) + constant
-        return prior + jnp.sum(y * (x - np.log(dim)) - jnp.exp(x) / dim)
-
-    return LabTarget("cox", "log-Gaussian Cox process", dim, log_density)
-
 
 TARGETS: dict[str, Callable[[Path], LabTarget]] = {
     "cox": cox,
