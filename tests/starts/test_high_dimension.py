@@ -32,7 +32,7 @@ def spiked_gaussian() -> tuple:
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_laplace_whitens_a_gaussian(monkeypatch, dense):
-    """Eigenvalues of S^T H S are one, but for what RANK directions and random probes cannot know."""
+    """S^T H S is the identity, or with RANK directions and random probes so near that gradients do not crawl."""
     target, mean, precision = spiked_gaussian()
     monkeypatch.setattr(high, "DENSE_DIMENSION", DIM if dense else 0)
     affine = high._laplace(target, np.zeros(DIM), jr.key(0))
@@ -40,7 +40,8 @@ def test_laplace_whitens_a_gaussian(monkeypatch, dense):
     assert isinstance(affine.anchor_scale.value, LowRank) is not dense
     matrix = np.asarray(jax.jacfwd(affine)(jnp.zeros(DIM)), float)
     values = np.linalg.eigvalsh(matrix.T @ precision @ matrix)
-    assert np.all((values > 0.25) & (values < 4)), values
+    assert np.linalg.cond(precision) > 1e4
+    assert values[-1] / values[0] < (1.01 if dense else 30)
     assert np.linalg.norm(np.linalg.solve(matrix, np.asarray(affine(jnp.zeros(DIM))) - mean)) < 0.1
 
 
