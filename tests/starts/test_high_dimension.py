@@ -32,7 +32,7 @@ def spiked_gaussian() -> tuple:
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_laplace_whitens_a_gaussian(monkeypatch, dense):
-    """S^T H S is the identity, or with RANK directions and random probes so near that gradients do not crawl."""
+    """S^T H S is the identity, or with RANK directions and random probes not far from it."""
     target, mean, precision = spiked_gaussian()
     monkeypatch.setattr(high, "DENSE_DIMENSION", DIM if dense else 0)
     affine = high._laplace(target, np.zeros(DIM), jr.key(0))
