@@ -14,7 +14,8 @@ import optax
 import pytest
 
 import dmvi
-from dmvi import MLP, DiffusionGuide, InputError, Projected, Status
+from dmvi import MLP, ChainGuide, DiffusionGuide, InputError, Projected, Status
+from dmvi.guides import Chain, Diffusion, LowRankAffine
 
 Y = np.random.default_rng(0).normal(1.0, 1.0, size=20)
 SMALL = DiffusionGuide(steps=2, network=Projected(rank=1, scale_rank=1, width=4, scale_width=4, depth=1))
@@ -154,6 +155,28 @@ def test_equinox_network_of_a_user():
     posterior = fit(banana, init=jnp.zeros(2), guide=DiffusionGuide(steps=2, network=network))
     assert posterior.diagnostics.elbo <= BANANA_LOG_EVIDENCE + 0.01
     assert np.isfinite(posterior.sample(100)["x"]).all()
+
+
+def test_chain_with_the_target_s_slope():
+    """Trained, weighed and judged as any guide, but for the round trip that it has not."""
+    posterior = fit(banana, init=jnp.zeros(2), guide=ChainGuide(steps=2, width=4, depth=1, score=True))
+    diagnostics = posterior.diagnostics
+    assert diagnostics.elbo <= BANANA_LOG_EVIDENCE + 0.01
+    assert abs(diagnostics.log_evidence - BANANA_LOG_EVIDENCE) < 0.1
+    assert np.isnan(diagnostics.round_trip_error)
+    assert "whole paths" in repr(posterior)
+    assert isinstance(posterior.guide, Chain)
+    assert posterior.guide.log_density is not None
+
+
+def test_base_of_low_rank_in_high_dimension(monkeypatch):
+    """Above HIGH_DIMENSION, here 1, unless a Gaussian of a certain kind was asked for."""
+    monkeypatch.setattr("dmvi._fit.HIGH_DIMENSION", 1)
+    posterior = fit(banana, init=jnp.zeros(2), guide=SMALL)
+    assert isinstance(posterior.guide, Diffusion)
+    assert isinstance(posterior.guide.affine, LowRankAffine)
+    assert abs(posterior.diagnostics.log_evidence - BANANA_LOG_EVIDENCE) < 0.1
+    assert posterior.diagnostics.round_trip_error < 1e-2
 
 
 def test_time_limit_ends_training():

@@ -9,20 +9,22 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
+from jaxtyping import PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._run import Run
-from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe, anchored
+from dmvi.guides import ChainGuide, DiffusionGuide, GaussianGuide, GuideRecipe, anchored
 from dmvi.objectives import CoveringELBO, Objective
 from dmvi.posterior import Posterior
-from dmvi.starts import warm_start
+from dmvi.starts import HIGH_DIMENSION, WarmStart, high_dimensional_start, warm_start
 from dmvi.targets import Target, as_target
-from dmvi.training import Budget, Settings, Trainer, default_optimizer, progress_for
+from dmvi.training import Budget, Progress, Settings, Trainer, default_optimizer, progress_for
 
 GUIDES: dict[str, GuideRecipe] = {
     "auto": DiffusionGuide(),
     "diffusion": DiffusionGuide(),
+    "chain": ChainGuide(),
     "full-rank": GaussianGuide(full_rank=True),
     "mean-field": GaussianGuide(full_rank=False),
 }
@@ -55,7 +57,7 @@ def fit(
         data: the model's keyword arguments.
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.
-        guide: "auto", "diffusion", "full-rank", "mean-field", or a recipe such as
+        guide: "auto", "diffusion", "chain", "full-rank", "mean-field", or a recipe such as
             `dmvi.DiffusionGuide(steps=8)`.
         seed: same seed, same machine, same result, bit for bit.
 
@@ -80,13 +82,13 @@ def fit(
     _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
     _check_kinds(optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
-    full = recipe.name != "mean-field"
+    recipe = recipe.seeing(None if target.subsampled or target.params else target.log_density)
     _check_recipe(recipe, target.dim)
     start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)
-    settings = default_settings(int(steps), int(particles), optimizer, objective)
+    settings = default_settings(int(steps), int(particles), optimizer or _optimizer(recipe), objective)
     line = progress_for(progress)
     try:
-        start = warm_start(target, full=full, key=start_key, progress=line)
+        start = _start(recipe, target, start_key, line)
         target = eqx.tree_at(lambda t: t.params, target, start.params)
         trainer = Trainer(
             recipe.build(start.affine, key=guide_key),
@@ -115,17 +117,28 @@ def fit(
 
 
 def default_settings(
-    steps: int, particles: int, optimizer: optax.GradientTransformation | None, objective: Objective | None
+    steps: int, particles: int, optimizer: optax.GradientTransformation, objective: Objective | None
 ) -> Settings:
     """How `fit` trains where the caller says nothing else."""
     chunk = max(1, steps // LOOKS)
     return Settings(
         objective=objective or CoveringELBO(),
-        optimizer=optimizer or default_optimizer(LEARNING_RATE),
+        optimizer=optimizer,
         particles=particles,
         chunk=chunk,
         cooldown_steps=min(COOLDOWN_LOOKS * chunk, steps),
     )
+
+
+def _optimizer(recipe: GuideRecipe) -> optax.GradientTransformation:
+    return default_optimizer(recipe.pace * LEARNING_RATE)
+
+
+def _start(recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress) -> WarmStart:
+    """A base of low rank in high dimension, unless a Gaussian of a certain kind was asked for."""
+    if target.dim > HIGH_DIMENSION and not isinstance(recipe, GaussianGuide):
+        return high_dimensional_start(target, key=key, progress=line)
+    return warm_start(target, full=recipe.name != "mean-field", key=key, progress=line)
 
 
 def _recipe(guide: str | GuideRecipe) -> GuideRecipe:

@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from dmvi.guides import Affine, Gaussian
+from dmvi.guides import AnyAffine, Gaussian
 from dmvi.starts import warm_start
 from dmvi.starts._laplace import LARGEST_SD, Surface, laplace, scale_from_precision
 from dmvi.targets import Target, from_log_density
@@ -18,7 +18,7 @@ def start_of(target: Target, *, full: bool = True):
     return warm_start(target, full=full, key=jr.key(0), progress=Silent())
 
 
-def log_weights(affine: Affine, target: Target, n: int = 2000) -> np.ndarray:
+def log_weights(affine: AnyAffine, target: Target, n: int = 2000) -> np.ndarray:
     @eqx.filter_jit
     def weigh(keys):
         def one(key):
@@ -138,7 +138,7 @@ def test_mean_field_start_has_a_diagonal():
     precision = jnp.asarray(np.linalg.inv([[1.0, 0.9], [0.9, 1.0]]), float)
     target = from_log_density(lambda x: -0.5 * x @ precision @ x, jnp.ones(2))
     affine = start_of(target, full=False).affine
-    assert affine.lower is None
+    assert affine.lower is None  # pyright: ignore[reportAttributeAccessIssue]
     assert affine.anchor_scale.value.shape == (2,)
     np.testing.assert_allclose(affine.anchor_scale.value, np.sqrt(1 - 0.81), rtol=0.05)
     np.testing.assert_allclose(affine(jnp.zeros(2)), 0, atol=0.05)

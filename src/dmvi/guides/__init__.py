@@ -2,6 +2,8 @@
 
 from dmvi.guides._affine import Affine as Affine
 from dmvi.guides._affine import anchored as anchored
+from dmvi.guides._chain import Chain as Chain
+from dmvi.guides._chain import ChainGuide as ChainGuide
 from dmvi.guides._diffusion import Diffusion as Diffusion
 from dmvi.guides._diffusion import DiffusionGuide as DiffusionGuide
 from dmvi.guides._gaussian import Gaussian as Gaussian
@@ -9,3 +11,7 @@ from dmvi.guides._gaussian import GaussianGuide as GaussianGuide
 from dmvi.guides._guide import Draw as Draw
 from dmvi.guides._guide import Guide as Guide
 from dmvi.guides._guide import GuideRecipe as GuideRecipe
+from dmvi.guides._low_rank import AnyAffine as AnyAffine
+from dmvi.guides._low_rank import LowRank as LowRank
+from dmvi.guides._low_rank import LowRankAffine as LowRankAffine
+from dmvi.guides._low_rank import low_rank_anchored as low_rank_anchored

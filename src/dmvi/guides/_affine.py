@@ -34,6 +34,10 @@ class Affine(eqx.Module):
         scale = self.anchor_scale.value
         return self.anchor.value + (scale * whitened if scale.ndim == 1 else scale @ whitened)
 
+    def untrained(self) -> "Affine":
+        """The anchor alone, xi = a + S u."""
+        return anchored(self.anchor.value, self.anchor_scale.value, full=False)
+
     def log_det(self) -> Float[Array, ""]:
         """log |det S L|."""
         scale = self.anchor_scale.value
@@ -42,12 +46,12 @@ class Affine(eqx.Module):
 
     def inverse(self, xi: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """u with a + S (b + L u) = xi."""
-        centred = _solve(self.anchor_scale.value, xi - self.anchor.value) - self.loc
-        return _solve(self._scale(), centred)
+        centred = solve(self.anchor_scale.value, xi - self.anchor.value) - self.loc
+        return solve(self._scale(), centred)
 
     def pull_score(self, score: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """(S L)^{-T} G: a score in u as a score in xi."""
-        return _solve_transposed(self.anchor_scale.value, _solve_transposed(self._scale(), score))
+        return solve_transposed(self.anchor_scale.value, solve_transposed(self._scale(), score))
 
     def _scale(self) -> Array:
         diagonal = jnp.exp(self.log_diagonal)
@@ -75,11 +79,11 @@ def anchored(loc: Float[Array, " dim"], scale: Array, *, full: bool) -> Affine:
     )
 
 
-def _solve(scale: Array, x: Array) -> Array:
+def solve(scale: Array, x: Array) -> Array:
     return x / scale if scale.ndim == 1 else jax.scipy.linalg.solve_triangular(scale, x, lower=True)
 
 
-def _solve_transposed(scale: Array, x: Array) -> Array:
+def solve_transposed(scale: Array, x: Array) -> Array:
     if scale.ndim == 1:
         return x / scale
     return jax.scipy.linalg.solve_triangular(scale, x, lower=True, trans="T")

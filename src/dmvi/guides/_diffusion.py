@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.diffusion import ORDERS, Flow, NetworkFlow, Projected, as_score_network
-from dmvi.guides._affine import Affine
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
+from dmvi.guides._low_rank import AnyAffine
 from dmvi.guides._noise import spread, standard_log_prob, standard_normal
 
 
@@ -24,7 +24,7 @@ class Diffusion(Guide):
     """
 
     flow: Flow
-    affine: Affine
+    affine: AnyAffine
     dim: int = eqx.field(static=True)
 
     def draw(self, key):

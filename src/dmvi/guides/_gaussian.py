@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from dmvi.guides._affine import Affine
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
+from dmvi.guides._low_rank import AnyAffine
 from dmvi.guides._noise import spread, standard_log_prob, standard_normal
 
 
 class Gaussian(Guide):
     """xi = affine(u), u ~ N(0, I): log q(xi) = log N(u) - log |det L|."""
 
-    affine: Affine
+    affine: AnyAffine
     dim: int = eqx.field(static=True)
 
     def draw(self, key):

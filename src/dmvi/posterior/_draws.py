@@ -32,16 +32,30 @@ class Draws:
         self._guide = guide
         self._chunk = chunk_size(target.dim, target.data_size)
 
+    @property
+    def exact(self) -> bool:
+        """Whether `evidence` gives back the density that came with a draw."""
+        return self._guide.exact
+
     def propose(self, key: PRNGKeyArray, n: int) -> Float[np.ndarray, "n dim"]:
         """Draws xi of the guide, without density."""
         return _join([_propose(self._guide, chunk_key, self._chunk) for chunk_key in self._keys(key, n)], n)
 
-    def weigh(self, key: PRNGKeyArray, n: int) -> Weighed:
-        """Draws xi of the guide with log pi(xi) on the full data and log_q."""
-        keys = self._keys(key, n)
-        return _join(
-            [weigh_chunk(self._guide, self._target, chunk_key, self._chunk) for chunk_key in keys], n
-        )
+    def weigh(self, key: PRNGKeyArray, n: int, kept: int | None = None) -> Weighed:
+        """Draws xi of the guide with log pi(xi) on the full data and log_q.
+
+        Args:
+            key: random key.
+            n: number of draws.
+            kept: how many xi are kept beside the weights, at least; all where it is None. Tens of thousands
+                of draws in as many dimensions would fill a memory.
+        """
+        nothing = np.empty((0, self._target.dim), jnp.result_type(float))
+        parts = []
+        for start, chunk_key in zip(range(0, n, self._chunk), self._keys(key, n), strict=True):
+            part = weigh_chunk(self._guide, self._target, chunk_key, self._chunk)
+            parts.append(part if kept is None or start < kept else part._replace(xi=nothing))
+        return _join(parts, n)
 
     def evidence(self, xi: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """log q(xi) by inverting the guide."""

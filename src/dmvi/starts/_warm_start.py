@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
 from dmvi._random import children, seed_of
-from dmvi.guides import Affine, Gaussian, anchored
+from dmvi.guides import Affine, AnyAffine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
 from dmvi.targets import Target
@@ -40,7 +40,7 @@ SETTINGS = Settings(
 class WarmStart(NamedTuple):
     """Whitened coordinates, the name of the start that gave them and generative parameters on the way."""
 
-    affine: Affine
+    affine: AnyAffine
     name: str
     params: dict[str, Array]
 
@@ -79,7 +79,7 @@ def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progr
     params = jax.tree.map(lambda leaf: jnp.asarray(np.stack([leaf] * len(candidates))), target.params)
     elbos = np.full(len(candidates), -np.inf)
     for stage_key in children(fit_key, STAGES):
-        affine, params, elbos = _gaussian_vi(affine, params, target, stage_key)
+        affine, params, elbos = gaussian_vi(affine, params, target, stage_key)
     elbos = np.asarray(elbos)
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
     best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
@@ -131,12 +131,12 @@ def _anchors(loc: Float[Array, "candidates dim"], scale: Array, full: bool) -> A
 
 
 @compiled
-def _gaussian_vi(
-    affine: Affine, params: dict[str, Array], target: Target, key: PRNGKeyArray
-) -> tuple[Affine, dict[str, Array], Float[Array, " candidates"]]:
+def gaussian_vi(
+    affine: AnyAffine, params: dict[str, Array], target: Target, key: PRNGKeyArray
+) -> tuple[AnyAffine, dict[str, Array], Float[Array, " candidates"]]:
     """One stage of Gaussian VI for stacked candidates, rebased on what it found, and their ELBOs."""
 
-    def one(affine: Affine, params: dict[str, Array]):
+    def one(affine: AnyAffine, params: dict[str, Array]):
         model = eqx.tree_at(lambda t: t.params, target, params)
         start = Trained(Gaussian(affine=affine, dim=affine.dim), params)
         state = initial_state(start, SETTINGS)
