@@ -1,6 +1,7 @@
 """fit(): a model and data in, a posterior out."""
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,9 @@ from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._run import Run
 from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe, anchored
-from dmvi.objectives import CoveringELBO, Objective
+from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
-from dmvi.starts import warm_start
+from dmvi.starts import cold_start, warm_start
 from dmvi.targets import Target, as_target
 from dmvi.training import Budget, Settings, Trainer, default_optimizer, progress_for
 
@@ -26,6 +27,8 @@ GUIDES: dict[str, GuideRecipe] = {
     "full-rank": GaussianGuide(full_rank=True),
     "mean-field": GaussianGuide(full_rank=False),
 }
+# What trains a recipe of this name where the user names no objective.
+OBJECTIVES: dict[str, Objective] = {"paper": Paper()}
 STEPS = 3600
 PARTICLES = 32
 LEARNING_RATE = 1.5e-2
@@ -64,7 +67,8 @@ def fit(
         particles: draws per step.
         optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
             up at the start and annealed to zero at the end.
-        objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`.
+        objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
+            `dmvi.objectives.Paper()` for a `dmvi.PaperGuide`.
         time_limit: seconds after which training winds down; the best fit so far is kept.
         progress: show the live line. Ctrl-C keeps the best fit so far.
 
@@ -81,12 +85,17 @@ def fit(
     _check_kinds(optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
     full = recipe.name != "mean-field"
-    _check_recipe(recipe, target.dim)
     start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)
+    objective = objective or OBJECTIVES.get(recipe.name, CoveringELBO())
+    _check_recipe(recipe, objective, target.dim)
+    if objective.caution is not None:
+        warnings.warn(objective.caution, stacklevel=2)
     settings = _settings(int(steps), int(particles), optimizer, objective)
     line = progress_for(progress)
     try:
-        start = warm_start(target, full=full, key=start_key, progress=line)
+        start = (
+            warm_start(target, full=full, key=start_key, progress=line) if recipe.warm else cold_start(target)
+        )
         target = eqx.tree_at(lambda t: t.params, target, start.params)
         trainer = Trainer(
             recipe.build(start.affine, key=guide_key),
@@ -115,11 +124,11 @@ def fit(
 
 
 def _settings(
-    steps: int, particles: int, optimizer: optax.GradientTransformation | None, objective: Objective | None
+    steps: int, particles: int, optimizer: optax.GradientTransformation | None, objective: Objective
 ) -> Settings:
     chunk = max(1, steps // LOOKS)
     return Settings(
-        objective=objective or CoveringELBO(),
+        objective=objective,
         optimizer=optimizer or default_optimizer(LEARNING_RATE),
         particles=particles,
         chunk=chunk,
@@ -138,9 +147,9 @@ def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
     )
 
 
-def _check_recipe(recipe: GuideRecipe, dim: int) -> None:
-    """Build the guide once on the identity, so that a network that does not fit is named at once."""
-    recipe.build(anchored(jnp.zeros(dim), jnp.ones(dim), full=False), key=jr.key(0))
+def _check_recipe(recipe: GuideRecipe, objective: Objective, dim: int) -> None:
+    """Build the guide once on the identity, so that what does not fit is named at once."""
+    objective.check(recipe.build(anchored(jnp.zeros(dim), jnp.ones(dim), full=False), key=jr.key(0)))
 
 
 def _check_kinds(optimizer: Any, objective: Any) -> None:

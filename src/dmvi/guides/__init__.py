@@ -6,6 +6,10 @@ from dmvi.guides._diffusion import Diffusion as Diffusion
 from dmvi.guides._diffusion import DiffusionGuide as DiffusionGuide
 from dmvi.guides._gaussian import Gaussian as Gaussian
 from dmvi.guides._gaussian import GaussianGuide as GaussianGuide
+from dmvi.guides._guide import DenoisingGuide as DenoisingGuide
+from dmvi.guides._guide import DenoisingTerms as DenoisingTerms
 from dmvi.guides._guide import Draw as Draw
 from dmvi.guides._guide import Guide as Guide
 from dmvi.guides._guide import GuideRecipe as GuideRecipe
+from dmvi.guides._paper import PaperDiffusion as PaperDiffusion
+from dmvi.guides._paper import PaperGuide as PaperGuide

@@ -86,6 +86,13 @@ def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progr
     return WarmStart(best, candidates[winner].name, best_params)
 
 
+def cold_start(target: Target) -> WarmStart:
+    """The target's own coordinates, for guides that begin from nothing else."""
+    zeros = np.zeros(target.dim, jnp.result_type(float))
+    affine = anchored(jnp.asarray(zeros), jnp.asarray(zeros + 1), full=False)
+    return WarmStart(affine, "none", target.params)
+
+
 def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> list[Candidate]:
     surface = Surface(target)
     starts = ranked_starts(target, surface, key)
