@@ -9,6 +9,7 @@ from dmvi.diffusion import CosineSchedule as CosineSchedule
 from dmvi.diffusion import LinearSchedule as LinearSchedule
 from dmvi.diffusion import Projected as Projected
 from dmvi.guides import DiffusionGuide as DiffusionGuide
+from dmvi.guides import FlowGuide as FlowGuide
 from dmvi.guides import GaussianGuide as GaussianGuide
 from dmvi.guides import Guide as Guide
 from dmvi.guides import PaperGuide as PaperGuide

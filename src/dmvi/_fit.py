@@ -14,7 +14,7 @@ import optax
 from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._run import Run
-from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe, anchored
+from dmvi.guides import DiffusionGuide, FlowGuide, GaussianGuide, GuideRecipe, anchored
 from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
 from dmvi.starts import cold_start, warm_start
@@ -26,6 +26,7 @@ GUIDES: dict[str, GuideRecipe] = {
     "diffusion": DiffusionGuide(),
     "full-rank": GaussianGuide(full_rank=True),
     "mean-field": GaussianGuide(full_rank=False),
+    "flow": FlowGuide(),
 }
 # What trains a recipe of this name where the user names no objective.
 OBJECTIVES: dict[str, Objective] = {"paper": Paper()}
@@ -58,7 +59,7 @@ def fit(
         data: the model's keyword arguments.
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.
-        guide: "auto", "diffusion", "full-rank", "mean-field", or a recipe such as
+        guide: "auto", "diffusion", "full-rank", "mean-field", "flow", or a recipe such as
             `dmvi.DiffusionGuide(steps=8)`.
         seed: same seed, same machine, same result, bit for bit.
 

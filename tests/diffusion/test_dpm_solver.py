@@ -57,7 +57,7 @@ def test_order_of_convergence(schedule, order, grid):
 
 @pytest.mark.parametrize("steps", [10, 20])
 def test_steps_of_the_paper_come_close(steps):
-    """At the paper's 10 and 20 evaluations, order 3 is near the exact flow already, and nearer than order 1."""
+    """At the paper's 10 and 20 evaluations, order 3 is near the exact flow, and nearer than order 1."""
     schedule = LinearSchedule(100)
 
     def end(order: int) -> float:

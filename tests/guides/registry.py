@@ -17,7 +17,17 @@ from jax.scipy.special import logsumexp
 from jax.scipy.stats import multivariate_normal, norm
 
 from dmvi.diffusion import MLP, Projected
-from dmvi.guides import Diffusion, DiffusionGuide, Draw, Gaussian, GaussianGuide, Guide, GuideRecipe, anchored
+from dmvi.guides import (
+    Diffusion,
+    DiffusionGuide,
+    Draw,
+    FlowGuide,
+    Gaussian,
+    GaussianGuide,
+    Guide,
+    GuideRecipe,
+    anchored,
+)
 from dmvi.guides._affine import Affine
 from dmvi.guides._guide import trainable
 from dmvi.targets import Target, from_log_density
@@ -71,6 +81,8 @@ def recipes(dim: int = DIM) -> dict[str, GuideRecipe]:
         "mlp, order 3": DiffusionGuide(steps=2, order=3, network=small),
         "mlp, layer norm": DiffusionGuide(steps=2, network=MLP(width=8, layer_norm=True, dropout=0.2)),
         "module": DiffusionGuide(steps=3, network=Network(dim, key=jr.key(5))),
+        "flow": FlowGuide(layers=2, width=12),
+        "flow, three layers": FlowGuide(layers=3, width=7),
         "pair": DiffusionGuide(steps=3, order=2, network=pair(dim)),
     }
 

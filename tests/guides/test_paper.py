@@ -140,11 +140,11 @@ def test_forward_noise_has_the_marginals_of_the_schedule():
 
 def test_wrong_choices_are_refused():
     for keywords, match in (
-        (dict(schedule="linear"), "schedule"),
-        (dict(steps=0), "steps"),
-        (dict(order=4), "order"),
-        (dict(grid="cosine"), "grid"),
-        (dict(dropout=1.0), "dropout"),
+        ({"schedule": "linear"}, "schedule"),
+        ({"steps": 0}, "steps"),
+        ({"order": 4}, "order"),
+        ({"grid": "cosine"}, "grid"),
+        ({"dropout": 1.0}, "dropout"),
     ):
         with pytest.raises(InputError, match=match):
             PaperGuide(**keywords)  # pyright: ignore[reportArgumentType]

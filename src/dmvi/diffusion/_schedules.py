@@ -1,6 +1,6 @@
 r"""Discrete noise schedules of a variance-preserving diffusion with T steps.
 
-    w_t | theta ~ N(alpha_t theta, sigma_t^2 I),   alpha_t^2 = prod_{s <= t} (1 - beta_s),   alpha_t^2 + sigma_t^2 = 1
+    w_t | theta ~ N(alpha_t theta, sigma_t^2 I),   alpha_t^2 = prod_{s <= t} (1 - beta_s) = 1 - sigma_t^2
 
 Step t happens at time t / T. Solvers need the times between: log alpha is linear there, and
 lambda = log(alpha / sigma), half the log signal-to-noise ratio, says where a time lies. All in NumPy and

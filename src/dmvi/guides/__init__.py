@@ -4,6 +4,7 @@ from dmvi.guides._affine import Affine as Affine
 from dmvi.guides._affine import anchored as anchored
 from dmvi.guides._diffusion import Diffusion as Diffusion
 from dmvi.guides._diffusion import DiffusionGuide as DiffusionGuide
+from dmvi.guides._flow import FlowGuide as FlowGuide
 from dmvi.guides._gaussian import Gaussian as Gaussian
 from dmvi.guides._gaussian import GaussianGuide as GaussianGuide
 from dmvi.guides._guide import DenoisingGuide as DenoisingGuide
