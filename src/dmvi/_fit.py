@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
+from jaxtyping import PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._run import Run
-from dmvi.guides import DiffusionGuide, FlowGuide, GaussianGuide, GuideRecipe, anchored
+from dmvi.guides import DiffusionGuide, FlowGuide, GaussianGuide, Guide, GuideRecipe, anchored, mixture
 from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
-from dmvi.starts import cold_start, warm_start
+from dmvi.starts import WarmStart, cold_start, warm_start
 from dmvi.targets import Target, as_target
 from dmvi.training import Budget, Settings, Trainer, default_optimizer, progress_for
 
@@ -95,11 +96,13 @@ def fit(
     line = progress_for(progress)
     try:
         start = (
-            warm_start(target, full=full, key=start_key, progress=line) if recipe.warm else cold_start(target)
+            warm_start(target, full=full, key=start_key, progress=line, mixes=recipe.mixes)
+            if recipe.warm
+            else cold_start(target)
         )
         target = eqx.tree_at(lambda t: t.params, target, start.params)
         trainer = Trainer(
-            recipe.build(start.affine, key=guide_key),
+            _guide(recipe, start, guide_key),
             target,
             settings,
             Budget(int(steps), None if time_limit is None else began + time_limit),
@@ -122,6 +125,13 @@ def fit(
         seed=int(seed),
     )
     return Posterior(target, outcome.guide, run, judge_key)
+
+
+def _guide(recipe: GuideRecipe, start: WarmStart, key: PRNGKeyArray) -> Guide:
+    """The recipe's guide on the warm start's Gaussian, or one on each of several."""
+    if start.modes is None:
+        return recipe.build(start.affine, key=key)
+    return mixture(recipe, start.modes.affines, start.modes.log_weights, key=key)
 
 
 def _settings(

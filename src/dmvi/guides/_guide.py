@@ -123,6 +123,11 @@ class GuideRecipe(eqx.Module):
         return True
 
     @property
+    def mixes(self) -> bool:
+        """Whether the guide may be built once for each of several separate modes."""
+        return False
+
+    @property
     @abc.abstractmethod
     def name(self) -> str:
         """What the guide is called in tables and verdicts."""
