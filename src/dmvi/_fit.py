@@ -131,7 +131,8 @@ def _guide(recipe: GuideRecipe, start: WarmStart, key: PRNGKeyArray) -> Guide:
     """The recipe's guide on the warm start's Gaussian, or one on each of several."""
     if start.modes is None:
         return recipe.build(start.affine, key=key)
-    return mixture(recipe, start.modes.affines, start.modes.log_weights, key=key)
+    modes = start.modes
+    return mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=key)
 
 
 def _settings(

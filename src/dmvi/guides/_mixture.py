@@ -31,21 +31,32 @@ class Mixture(Guide):
     """Stacked guides of one kind and their weights, which gradients do not train; see the module.
 
     Reverse KL would train weights through draws that never cross from one mode to another; the starts set
-    them by importance weights instead.
+    them by importance weights instead. Components have parameters of their own, so each can be trained on any
+    number of draws: those of `draw_path` are spread evenly over the components that are unfinished, and
+    the others, exact as they are, do not move.
     """
 
     components: Any  # one guide whose arrays have the components as leading axis
     log_weights: Frozen
+    unfinished: Frozen  # which components are to be trained
     dim: int = eqx.field(static=True)
 
     def draw(self, key):
-        k = self._index(key)
+        k = self._index(key, jnp.exp(self.log_weights.value))
         draw = self._component(k).draw(key)
         return Draw(draw.xi, draw.log_q + self._log_ratio(k, draw.xi), draw.noise)
 
     def draw_path(self, key, far=None):
-        k = self._index(key)
-        draw = self._component(k).draw_path(key, far)
+        unfinished = self.unfinished.value
+        weights = jnp.exp(self.log_weights.value)
+        k = self._index(key, jnp.where(jnp.any(unfinished), unfinished.astype(weights.dtype), weights))
+        component = jax.tree.map(
+            lambda leaf: (
+                jnp.where(unfinished[k], leaf, jax.lax.stop_gradient(leaf)) if eqx.is_array(leaf) else leaf
+            ),
+            self._component(k),
+        )
+        draw = component.draw_path(key, far)
         ratio, slope = jax.value_and_grad(frozen(self)._log_ratio, argnums=1)(
             k, jax.lax.stop_gradient(draw.xi)
         )
@@ -53,7 +64,8 @@ class Mixture(Guide):
 
     def sample(self, key, shape=()):
         keys = jr.split(key, math.prod(shape))
-        draws = jax.vmap(lambda key: self._component(self._index(key)).sample(key))(keys)
+        weights = jnp.exp(self.log_weights.value)
+        draws = jax.vmap(lambda key: self._component(self._index(key, weights)).sample(key))(keys)
         return draws.reshape(*shape, self.dim)
 
     def evidence(self, xi, key=None):
@@ -61,8 +73,8 @@ class Mixture(Guide):
         k = jnp.argmax(self._joint(xi))
         return self._component(k).evidence(xi) + self._log_ratio(k, xi)
 
-    def _index(self, key: PRNGKeyArray) -> Int[Array, ""]:
-        ends = jnp.cumsum(jnp.exp(self.log_weights.value))
+    def _index(self, key: PRNGKeyArray, weights: Float[Array, " components"]) -> Int[Array, ""]:
+        ends = jnp.cumsum(weights)
         place = jr.uniform(jr.fold_in(key, 7), (), ends.dtype)
         return jnp.minimum(jnp.sum(place >= ends / ends[-1]), ends.shape[0] - 1)
 
@@ -84,7 +96,9 @@ def base_log_prob(affines: Affine, xi: Float[Array, " dim"]) -> Float[Array, " c
     return jax.vmap(lambda affine: standard_log_prob(affine.inverse(xi)) - affine.log_det())(affines)
 
 
-def mixture(recipe: GuideRecipe, affines: Affine, log_weights: Array, *, key: PRNGKeyArray) -> Mixture:
+def mixture(
+    recipe: GuideRecipe, affines: Affine, log_weights: Array, unfinished: Array, *, key: PRNGKeyArray
+) -> Mixture:
     """The recipe's guide on each of the stacked Gaussians: at the start exactly their mixture."""
     count, dim = affines.loc.shape
     guides = [
@@ -94,4 +108,6 @@ def mixture(recipe: GuideRecipe, affines: Affine, log_weights: Array, *, key: PR
     stacked = jax.tree.map(
         lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *guides
     )
-    return Mixture(components=stacked, log_weights=Frozen(log_weights), dim=dim)
+    return Mixture(
+        components=stacked, log_weights=Frozen(log_weights), unfinished=Frozen(unfinished), dim=dim
+    )

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from scipy.special import logsumexp
 
 from dmvi._compile import compiled
-from dmvi._random import seed_of
+from dmvi._random import children, seed_of
 from dmvi.guides import Affine, Gaussian, anchored, base_log_prob
 from dmvi.starts._laplace import LARGEST_SD, Mode, Surface, laplace, scale_from_precision
 from dmvi.targets import Target
@@ -32,15 +32,26 @@ SEPARATE = 5.0  # sds between modes that one Gaussian with a flow cannot serve w
 NEGLIGIBLE = 7.0  # nats of Laplace's evidence below the best at which a mode is left out
 MARGIN = 0.25  # of the range of the modes found, by which the next round looks beyond it
 MOST = 64
-DRAWS = 500  # of each component, to weigh it
-BALANCING = 100
+DRAWS = 1000  # of each component, to weigh it
+BALANCING = 50
+FITTINGS = 4
+EVEN = 0.97  # effective share of a component's draws above which moments cannot better it
+EXACT = 0.99  # and above which nothing can
 
 
 class Modes(NamedTuple):
-    """Gaussians of separate modes, stacked, their weights, and the ELBO of their mixture."""
+    """Gaussians of separate modes.
+
+    Attributes:
+        affines: the Gaussians, stacked.
+        log_weights: their weights.
+        unfinished: which of them are not yet right as they are.
+        elbo: of their mixture.
+    """
 
     affines: Affine
     log_weights: Float[Array, " modes"]
+    unfinished: Bool[Array, " modes"]
     elbo: float
 
 
@@ -176,40 +187,107 @@ def _sds(mode: Mode) -> np.ndarray:
 
 
 def _weighed(target: Target, modes: list[Mode], key: PRNGKeyArray) -> Modes:
-    r"""Weights of the Gaussians g_k that make their mixture fit best, from weighed draws of each.
-
-    w_k <- w_k E_{g_k}[pi / sum_j w_j g_j] / Z: a step of expectation maximisation of the forward divergence.
-    """
-    dtype = jnp.result_type(float)
-    stacked = [
-        np.stack([mode.loc for mode in modes]),
-        np.stack([scale_from_precision(mode.precision, full=True) for mode in modes]),
-    ]
-    affines, log_pi, log_g = _weigh(target, *(jnp.asarray(part.astype(dtype)) for part in stacked), key)
-    log_pi, log_g = np.asarray(log_pi, float), np.asarray(log_g, float)
-    log_pi = np.where(np.isfinite(log_pi), log_pi, -np.inf)
+    """The mixture of the modes' Gaussians; those that do not fit well are fitted to weighed draws."""
+    loc = np.stack([mode.loc for mode in modes])
+    scale = np.stack([scale_from_precision(mode.precision, full=True) for mode in modes])
     log_weights = np.array([mode.log_evidence for mode in modes])
-    log_weights -= logsumexp(log_weights)
-    for _ in range(BALANCING):
-        log_ratio = log_pi - logsumexp(log_weights[None, None] + log_g, axis=2)
-        evidence = log_weights + logsumexp(log_ratio, axis=1)
-        log_weights = evidence - logsumexp(evidence)
-    log_ratio = log_pi - logsumexp(log_weights[None, None] + log_g, axis=2)
-    elbo = float(np.exp(log_weights) @ np.mean(log_ratio, axis=1))
-    return Modes(affines, jnp.asarray(log_weights.astype(dtype)), elbo)
+    best = None
+    for round_key in children(key, FITTINGS):
+        cloud = _cloud(target, loc, scale, round_key)
+        log_weights = cloud.balanced(log_weights)
+        elbo = cloud.elbo(log_weights)
+        if best is None or elbo > best.elbo:
+            best = Modes(
+                cloud.affines,
+                jnp.asarray(log_weights.astype(cloud.affines.loc.dtype)),
+                jnp.asarray(cloud.ess(log_weights) < EXACT),
+                elbo,
+            )
+        loc, scale, changed = cloud.fitted(log_weights, loc, scale)
+        if not changed:
+            break
+    assert best is not None
+    return best
+
+
+def _cloud(target: Target, loc: np.ndarray, scale: np.ndarray, key: PRNGKeyArray) -> "Cloud":
+    dtype = jnp.result_type(float)
+    affines, xi, log_pi, log_g = _draw(
+        target, jnp.asarray(loc.astype(dtype)), jnp.asarray(scale.astype(dtype)), key
+    )
+    log_pi = np.asarray(log_pi, float)
+    return Cloud(
+        affines,
+        np.asarray(xi, float),
+        np.where(np.isfinite(log_pi), log_pi, -np.inf),
+        np.asarray(log_g, float),
+    )
 
 
 @compiled
-def _weigh(
+def _draw(
     target: Target, loc: Float[Array, "modes dim"], scale: Float[Array, "modes dim dim"], key: PRNGKeyArray
-) -> tuple[Affine, Float[Array, "modes draws"], Float[Array, "modes draws modes"]]:
-    """The Gaussians, and log pi and every log g_k at draws of each."""
+) -> tuple[Affine, Array, Array, Array]:
+    """The Gaussians, draws of each, and log pi and every log g_k there."""
     affines = jax.vmap(lambda loc, scale: anchored(loc, scale, full=True))(loc, scale)
 
     def one(affine: Affine, key: PRNGKeyArray):
         xi = Gaussian(affine=affine, dim=target.dim).draw(key).xi
-        return target.log_density(xi), base_log_prob(affines, xi)
+        return xi, target.log_density(xi), base_log_prob(affines, xi)
 
     keys = jr.split(key, (loc.shape[0], DRAWS))
-    log_pi, log_g = jax.vmap(jax.vmap(one, (None, 0)))(affines, keys)
-    return affines, log_pi, log_g
+    return affines, *jax.vmap(jax.vmap(one, (None, 0)))(affines, keys)
+
+
+class Cloud(NamedTuple):
+    r"""Draws of Gaussians g_k, and what is known there.
+
+    One step of expectation maximisation of the forward divergence of sum_k w_k g_k from pi / Z gives each
+    draw of g_j the weight w_j pi / (Z sum_i w_i g_i), shared out by r(k | xi) = w_k g_k / sum_i w_i g_i.
+    """
+
+    affines: Affine
+    xi: Float[np.ndarray, "modes draws dim"]
+    log_pi: Float[np.ndarray, "modes draws"]
+    log_g: Float[np.ndarray, "modes draws modes"]
+
+    def _log_ratio(self, log_weights: np.ndarray) -> Float[np.ndarray, "modes draws"]:
+        """log pi - log sum_k w_k g_k."""
+        return self.log_pi - logsumexp(log_weights[None, None] + self.log_g, axis=2)
+
+    def balanced(self, log_weights: np.ndarray) -> Float[np.ndarray, " modes"]:
+        """The weights at which w_k = w_k E_{g_k}[pi / sum_i w_i g_i] / Z, by repeating just that."""
+        for _ in range(BALANCING):
+            evidence = log_weights + logsumexp(self._log_ratio(log_weights - logsumexp(log_weights)), axis=1)
+            log_weights = evidence - logsumexp(evidence)
+        return log_weights
+
+    def elbo(self, log_weights: np.ndarray) -> float:
+        """sum_k w_k E_{g_k}[log pi - log sum_i w_i g_i]."""
+        return float(np.exp(log_weights) @ np.mean(self._log_ratio(log_weights), axis=1))
+
+    def ess(self, log_weights: np.ndarray) -> Float[np.ndarray, " modes"]:
+        """Effective share of the draws of each."""
+        log_ratio = self._log_ratio(log_weights)
+        return np.exp(2 * logsumexp(log_ratio, axis=1) - logsumexp(2 * log_ratio, axis=1)) / DRAWS
+
+    def fitted(
+        self, log_weights: np.ndarray, loc: np.ndarray, scale: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Means and scales with those of uneven weights moved to the moments of their share of the draws.
+
+        Even weights say that a Gaussian is right already, and then moments of a few draws are not as good.
+        """
+        log_ratio = self._log_ratio(log_weights)
+        joint = log_weights[None, None] + self.log_g
+        responsibility = np.exp(joint - logsumexp(joint, axis=2, keepdims=True))
+        weights = np.exp(log_weights[:, None] + log_ratio - np.max(log_ratio))
+        loc, scale, uneven = loc.copy(), scale.copy(), np.flatnonzero(self.ess(log_weights) < EVEN)
+        for k in uneven:
+            share = weights * responsibility[:, :, k]
+            share = share / share.sum()
+            loc[k] = np.einsum("jn,jnd->d", share, self.xi)
+            centred = self.xi - loc[k]
+            covariance = np.einsum("jn,jnd,jne->de", share, centred, centred)
+            scale[k] = np.linalg.cholesky(covariance + 1e-6 * np.diag(np.diagonal(covariance)))
+        return loc, scale, uneven.size > 0
