@@ -108,8 +108,8 @@ def grid_times(schedule: NoiseSchedule, orders: list[int], grid: str) -> Float[n
     last = 1 / schedule.diffusions
     if grid == "uniform":
         return 1 - (1 - last) * np.concatenate([[0], np.cumsum(orders)]) / sum(orders)
-    ends = schedule.log_snr(np.array([1.0, last]))
-    times = schedule.time_at(np.linspace(*ends, len(orders) + 1))
+    begin, end = schedule.log_snr(np.array([1.0, last]))
+    times = schedule.time_at(np.linspace(begin, end, len(orders) + 1))
     return np.concatenate([[1.0], times[1:-1], [last]])
 
 

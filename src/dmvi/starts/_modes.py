@@ -23,14 +23,16 @@ from dmvi.targets import Target
 LARGEST_DIM = 64  # a search needs a Hessian at every step
 SPREADS = (2.0, 8.0, 32.0, 128.0)  # sds around the best mode from which searches begin
 PROBES = 2  # searches at each spread but the first, before anything is known
-SEARCHES = 1024  # in a round
+SEARCHES = 2048  # in a round, over the dimension: a search costs as much as its Hessians
+FEWEST_SEARCHES = 64
 ROUNDS = 8
-ITERATIONS = 50
+ITERATIONS = 30
 STATIONARY = 0.01  # largest g^T H^-1 g at a mode
 SAME = 1.0  # sds within which two modes are one
 SEPARATE = 5.0  # sds between modes that one Gaussian with a flow cannot serve well
 NEGLIGIBLE = 7.0  # nats of Laplace's evidence below the best at which a mode is left out
 MARGIN = 0.25  # of the range of the modes found, by which the next round looks beyond it
+SLACK = 1.0  # nats by which training may be expected to raise a mixture's ELBO more than one Gaussian's
 MOST = 64
 DRAWS = 1000  # of each component, to weigh it
 BALANCING = 50
@@ -56,7 +58,7 @@ class Modes(NamedTuple):
 
 
 def separate_modes(
-    target: Target, surface: Surface, searched: list[Mode], *, key: PRNGKeyArray
+    target: Target, surface: Surface, searched: list[Mode], *, single: float, key: PRNGKeyArray
 ) -> Modes | None:
     """The mixture of the modes that matter, or None where one Gaussian is what a guide should start from.
 
@@ -64,6 +66,7 @@ def separate_modes(
         target: what to approximate.
         surface: its derivatives on the host.
         searched: modes that searches have found already, in any order and with repetitions.
+        single: ELBO of the best single Gaussian; modes matter only if a mixture of them is no worse.
         key: random key.
     """
     if target.dim > LARGEST_DIM or target.subsampled:
@@ -76,13 +79,18 @@ def separate_modes(
     known = _distinct(known + _proper(surface, [laplace(surface, start) for start in starts]))
     if not _separate(known):
         return None
-    known = _all_modes(target, surface, known, rng)
-    return _weighed(target, known[:MOST], key)
+    # Modes of a hierarchy, say, are no match for a Gaussian fitted to all of it: then there is no need to go on.
+    # Four of them do to tell, and their number is the same in most programs.
+    if _weighed(target, known[:4], key).elbo + np.log(max(len(known) / 4, 1)) < single - SLACK:
+        return None
+    modes = _weighed(target, _all_modes(target, surface, known, rng)[:MOST], key)
+    return None if modes.elbo < single - SLACK else modes
 
 
 def _all_modes(target: Target, surface: Surface, known: list[Mode], rng: np.random.Generator) -> list[Mode]:
     """Rounds of searches: first around the best mode, then over the range of all, until nothing is new."""
-    starts = _around(known[0], SPREADS * (SEARCHES // len(SPREADS)), rng)
+    count = max(SEARCHES // target.dim, FEWEST_SEARCHES)
+    starts = _around(known[0], SPREADS * (count // len(SPREADS)), rng)
     for round_number in range(ROUNDS):
         before = len(known)
         known = _distinct(known + _climbed(target, surface, starts, known))
@@ -91,44 +99,51 @@ def _all_modes(target: Target, surface: Surface, known: list[Mode], rng: np.rand
         places = np.stack([mode.loc for mode in known])
         low, high = places.min(axis=0), places.max(axis=0)
         margin = MARGIN * (high - low) + SPREADS[0] * _sds(known[0])
-        starts = rng.uniform(low - margin, high + margin, size=(SEARCHES, target.dim))
+        starts = rng.uniform(low - margin, high + margin, size=(len(starts), target.dim))
     return known
 
 
 def _climbed(target: Target, surface: Surface, starts: np.ndarray, known: list[Mode]) -> list[Mode]:
     """Modes that a round of searches ends in, those it knows left out before they are looked at closely."""
-    ends, values = _climb(target, jnp.asarray(starts.astype(surface.dtype)))
-    ends, values = np.asarray(ends, float), np.asarray(values, float)
+    ends, evidences = _climb(target, jnp.asarray(starts.astype(surface.dtype)))
+    ends, evidences = np.asarray(ends, float), np.asarray(evidences, float)
     found: list[Mode] = []
-    for i in np.argsort(-np.where(np.isfinite(values), values, -np.inf)):
-        if not np.isfinite(values[i]) or not np.isfinite(ends[i]).all():
+    for i in np.argsort(-evidences):
+        if not evidences[i] > known[0].log_evidence - NEGLIGIBLE:
             break
-        if any(_distance(ends[i], mode) < SAME for mode in (*known, *found)):
-            continue
-        found += _proper(surface, [laplace(surface, ends[i])])
+        if all(_distance(ends[i], mode) >= SAME for mode in (*known, *found)):
+            found += _proper(surface, [laplace(surface, ends[i])])
     return found
 
 
 @compiled
 def _climb(target: Target, starts: Float[Array, "n dim"]) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
-    """Damped Newton steps uphill, curvatures by absolute value, side by side."""
+    """Damped Newton steps uphill side by side: where they end, and Laplace's evidence there.
+
+    Curvatures enter steps by their absolute value. Minus infinity where the end is no mode.
+    """
+
+    def model(x):
+        """Value, slopes and curvatures along the eigenvectors of the Hessian, and these."""
+        value, gradient = jax.value_and_grad(target.log_density)(x)
+        curvatures, vectors = jnp.linalg.eigh(-jax.hessian(target.log_density)(x))
+        return value, vectors.T @ gradient, curvatures, vectors
 
     def one(x):
         def iterate(_, state):
-            x, value, damping = state
-            gradient, hessian = jax.grad(target.log_density)(x), jax.hessian(target.log_density)(x)
-            curvatures, vectors = jnp.linalg.eigh(hessian)
-            step = vectors @ ((vectors.T @ gradient) / jnp.maximum(jnp.abs(curvatures), LARGEST_SD**-2))
-            trial = x + damping * step
-            reached = target.log_density(trial)
-            better = reached >= value
-            x, value = jnp.where(better, trial, x), jnp.where(better, reached, value)
-            return x, value, jnp.where(better, jnp.minimum(2 * damping, 1.0), 0.25 * damping)
+            x, damping = state
+            value, slopes, curvatures, vectors = model(x)
+            trial = x + damping * vectors @ (slopes / jnp.maximum(jnp.abs(curvatures), LARGEST_SD**-2))
+            better = target.log_density(trial) >= value
+            damping = jnp.where(better, jnp.minimum(2 * damping, 1.0), 0.25 * damping)
+            return jnp.where(better, trial, x), damping
 
-        x, value, _ = jax.lax.fori_loop(
-            0, ITERATIONS, iterate, (x, target.log_density(x), jnp.ones((), x.dtype))
-        )
-        return x, value
+        x, _ = jax.lax.fori_loop(0, ITERATIONS, iterate, (x, jnp.ones((), x.dtype)))
+        value, slopes, curvatures, _ = model(x)
+        safe = jnp.maximum(curvatures, LARGEST_SD**-2)
+        mode = jnp.all(curvatures > LARGEST_SD**-2) & (jnp.sum(slopes**2 / safe) < SAME)
+        evidence = value - 0.5 * jnp.sum(jnp.log(safe / (2 * jnp.pi)))
+        return x, jnp.where(mode & jnp.isfinite(evidence), evidence, -jnp.inf)
 
     return jax.vmap(one)(starts)
 

@@ -94,8 +94,8 @@ def warm_start(
     best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
     start = WarmStart(best, candidates[winner].name, best_params)
     if mixes and not target.params:
-        modes = separate_modes(target, surface, searched, key=key)
-        if modes is not None and not modes.elbo < elbos[winner]:
+        modes = separate_modes(target, surface, searched, single=float(elbos[winner]), key=key)
+        if modes is not None:
             return start._replace(name=f"{len(modes.log_weights)} modes", modes=modes)
     return start
 
