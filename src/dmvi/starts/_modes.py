@@ -79,8 +79,8 @@ def separate_modes(
     known = _distinct(known + _proper(surface, [laplace(surface, start) for start in starts]))
     if not _separate(known):
         return None
-    # Modes of a hierarchy, say, are no match for a Gaussian fitted to all of it: then there is no need to go on.
-    # Four of them do to tell, and their number is the same in most programs.
+    # Modes of a hierarchy, say, are no match for a Gaussian fitted to all of it. A few are enough to tell;
+    # the others could add the logarithm of how many more they are.
     if _weighed(target, known[:4], key).elbo + np.log(max(len(known) / 4, 1)) < single - SLACK:
         return None
     modes = _weighed(target, _all_modes(target, surface, known, rng)[:MOST], key)
