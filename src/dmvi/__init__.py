@@ -5,11 +5,15 @@ from dmvi._errors import InputError as InputError
 from dmvi._fit import fit as fit
 from dmvi._run import Status as Status
 from dmvi.diffusion import MLP as MLP
+from dmvi.diffusion import CosineSchedule as CosineSchedule
+from dmvi.diffusion import LinearSchedule as LinearSchedule
 from dmvi.diffusion import Projected as Projected
 from dmvi.guides import ChainGuide as ChainGuide
 from dmvi.guides import DiffusionGuide as DiffusionGuide
+from dmvi.guides import FlowGuide as FlowGuide
 from dmvi.guides import GaussianGuide as GaussianGuide
 from dmvi.guides import Guide as Guide
+from dmvi.guides import PaperGuide as PaperGuide
 from dmvi.posterior import Posterior as Posterior
 from dmvi.targets import Target as Target
 

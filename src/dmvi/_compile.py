@@ -25,7 +25,7 @@ def compiled(function: Function) -> Function:
 
 @functools.cache
 def _program(function: Callable) -> Callable:
-    return eqx.filter_jit(function, compiler_options=quick_options())
+    return eqx.filter_jit(function, compiler_options=quick_options())  # pyright: ignore[reportCallIssue]
 
 
 @functools.cache

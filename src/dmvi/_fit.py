@@ -1,6 +1,7 @@
 """fit(): a model and data in, a posterior out."""
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,19 @@ from jaxtyping import PRNGKeyArray
 from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._run import Run
-from dmvi.guides import ChainGuide, DiffusionGuide, GaussianGuide, GuideRecipe, anchored
-from dmvi.objectives import CoveringELBO, Objective
+from dmvi.guides import (
+    ChainGuide,
+    DiffusionGuide,
+    FlowGuide,
+    GaussianGuide,
+    Guide,
+    GuideRecipe,
+    anchored,
+    mixture,
+)
+from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
-from dmvi.starts import HIGH_DIMENSION, WarmStart, high_dimensional_start, warm_start
+from dmvi.starts import HIGH_DIMENSION, WarmStart, cold_start, high_dimensional_start, warm_start
 from dmvi.targets import Target, as_target
 from dmvi.training import Budget, Progress, Settings, Trainer, default_optimizer, progress_for
 
@@ -27,7 +37,10 @@ GUIDES: dict[str, GuideRecipe] = {
     "chain": ChainGuide(),
     "full-rank": GaussianGuide(full_rank=True),
     "mean-field": GaussianGuide(full_rank=False),
+    "flow": FlowGuide(),
 }
+# What trains a recipe of this name where the user names no objective.
+OBJECTIVES: dict[str, Objective] = {"paper": Paper()}
 STEPS = 3600
 PARTICLES = 32
 LEARNING_RATE = 1.5e-2
@@ -57,7 +70,7 @@ def fit(
         data: the model's keyword arguments.
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.
-        guide: "auto", "diffusion", "chain", "full-rank", "mean-field", or a recipe such as
+        guide: "auto", "diffusion", "chain", "flow", "full-rank", "mean-field", or a recipe such as
             `dmvi.DiffusionGuide(steps=8)`.
         seed: same seed, same machine, same result, bit for bit.
 
@@ -66,7 +79,8 @@ def fit(
         particles: draws per step.
         optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
             up at the start and annealed to zero at the end.
-        objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`.
+        objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
+            `dmvi.objectives.Paper()` for a `dmvi.PaperGuide`.
         time_limit: seconds after which training winds down; the best fit so far is kept.
         progress: show the live line. Ctrl-C keeps the best fit so far.
 
@@ -83,15 +97,18 @@ def fit(
     _check_kinds(optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
     recipe = recipe.seeing(None if target.subsampled or target.params else target.log_density)
-    _check_recipe(recipe, target.dim)
     start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)
+    objective = objective or OBJECTIVES.get(recipe.name, CoveringELBO())
+    _check_recipe(recipe, objective, target.dim)
+    if objective.caution is not None:
+        warnings.warn(objective.caution, stacklevel=2)
     settings = default_settings(int(steps), int(particles), optimizer or _optimizer(recipe), objective)
     line = progress_for(progress)
     try:
         start = _start(recipe, target, start_key, line)
         target = eqx.tree_at(lambda t: t.params, target, start.params)
         trainer = Trainer(
-            recipe.build(start.affine, key=guide_key),
+            _guide(recipe, start, guide_key),
             target,
             settings,
             Budget(int(steps), None if time_limit is None else began + time_limit),
@@ -116,13 +133,21 @@ def fit(
     return Posterior(target, outcome.guide, run, judge_key)
 
 
+def _guide(recipe: GuideRecipe, start: WarmStart, key: PRNGKeyArray) -> Guide:
+    """The recipe's guide on the warm start's Gaussian, or one on each of several."""
+    if start.modes is None:
+        return recipe.build(start.affine, key=key)
+    modes = start.modes
+    return mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=key)
+
+
 def default_settings(
-    steps: int, particles: int, optimizer: optax.GradientTransformation, objective: Objective | None
+    steps: int, particles: int, optimizer: optax.GradientTransformation, objective: Objective
 ) -> Settings:
     """How `fit` trains where the caller says nothing else."""
     chunk = max(1, steps // LOOKS)
     return Settings(
-        objective=objective or CoveringELBO(),
+        objective=objective,
         optimizer=optimizer,
         particles=particles,
         chunk=chunk,
@@ -136,9 +161,11 @@ def _optimizer(recipe: GuideRecipe) -> optax.GradientTransformation:
 
 def _start(recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress) -> WarmStart:
     """A base of low rank in high dimension, unless a Gaussian of a certain kind was asked for."""
+    if not recipe.warm:
+        return cold_start(target)
     if target.dim > HIGH_DIMENSION and not isinstance(recipe, GaussianGuide):
         return high_dimensional_start(target, key=key, progress=line)
-    return warm_start(target, full=recipe.name != "mean-field", key=key, progress=line)
+    return warm_start(target, full=recipe.name != "mean-field", key=key, progress=line, mixes=recipe.mixes)
 
 
 def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
@@ -152,9 +179,9 @@ def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
     )
 
 
-def _check_recipe(recipe: GuideRecipe, dim: int) -> None:
-    """Build the guide once on the identity, so that a network that does not fit is named at once."""
-    recipe.build(anchored(jnp.zeros(dim), jnp.ones(dim), full=False), key=jr.key(0))
+def _check_recipe(recipe: GuideRecipe, objective: Objective, dim: int) -> None:
+    """Build the guide once on the identity, so that what does not fit is named at once."""
+    objective.check(recipe.build(anchored(jnp.zeros(dim), jnp.ones(dim), full=False), key=jr.key(0)))
 
 
 def _check_kinds(optimizer: Any, objective: Any) -> None:

@@ -118,7 +118,7 @@ def test_evidence_integrates_to_one_away_from_the_draws(name):
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", ["full-rank", "projected, narrow"])
+@pytest.mark.parametrize("name", ["full-rank", "projected, narrow", "flow"])
 def test_path_draw_is_the_draw_with_the_path_gradient(name):
     """Same xi and log_q; d log_q / d phi = (d xi / d phi)^T G with G = grad_xi log q(xi).
 

@@ -12,18 +12,14 @@ network, O(d^3) a step.
 """
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array
 
-from dmvi.diffusion._flow import Flow, Moved, injective_log_det
+from dmvi.diffusion._jacobian import JacobianFlow
 from dmvi.diffusion._networks import ScoreNetwork
-from dmvi.diffusion._newton import newton_root
 
 ORDERS = (1, 2, 3)
 
 
-class NetworkFlow(Flow):
+class NetworkFlow(JacobianFlow):
     """Solver steps of a given order through a score network."""
 
     network: ScoreNetwork
@@ -47,22 +43,3 @@ class NetworkFlow(Flow):
         k2 = slope(u - 0.5 * delta * k1, tau - 0.5 * delta)
         k3 = slope(u - 0.75 * delta * k2, tau - 0.75 * delta)
         return u - delta * (2 * k1 + 3 * k2 + 4 * k3) / 9
-
-    def _log_det(self, knot, u: Array, key=None) -> tuple[Array, Array]:
-        jacobian = jax.jacfwd(lambda u: self.step(knot, u, key))(u)
-        return injective_log_det(jacobian), jacobian
-
-    def step_density(self, knot, u):
-        return self.step(knot, u), self._log_det(knot, u)[0]
-
-    def step_score(self, knot, u, score, key=None):
-        (log_det, jacobian), gradient = jax.value_and_grad(self._log_det, argnums=1, has_aux=True)(
-            knot, u, key
-        )
-        return Moved(self.step(knot, u, key), log_det, jnp.linalg.solve(jacobian.T, score - gradient))
-
-    def step_inverse(self, knot, u):
-        def residual(v):
-            return self.step(knot, v) - u, jax.jacfwd(lambda v: self.step(knot, v))(v)
-
-        return newton_root(residual, u)

@@ -6,8 +6,11 @@ from dmvi.guides._chain import Chain as Chain
 from dmvi.guides._chain import ChainGuide as ChainGuide
 from dmvi.guides._diffusion import Diffusion as Diffusion
 from dmvi.guides._diffusion import DiffusionGuide as DiffusionGuide
+from dmvi.guides._flow import FlowGuide as FlowGuide
 from dmvi.guides._gaussian import Gaussian as Gaussian
 from dmvi.guides._gaussian import GaussianGuide as GaussianGuide
+from dmvi.guides._guide import DenoisingGuide as DenoisingGuide
+from dmvi.guides._guide import DenoisingTerms as DenoisingTerms
 from dmvi.guides._guide import Draw as Draw
 from dmvi.guides._guide import Guide as Guide
 from dmvi.guides._guide import GuideRecipe as GuideRecipe
@@ -15,3 +18,8 @@ from dmvi.guides._low_rank import AnyAffine as AnyAffine
 from dmvi.guides._low_rank import LowRank as LowRank
 from dmvi.guides._low_rank import LowRankAffine as LowRankAffine
 from dmvi.guides._low_rank import low_rank_anchored as low_rank_anchored
+from dmvi.guides._mixture import Mixture as Mixture
+from dmvi.guides._mixture import base_log_prob as base_log_prob
+from dmvi.guides._mixture import mixture as mixture
+from dmvi.guides._paper import PaperDiffusion as PaperDiffusion
+from dmvi.guides._paper import PaperGuide as PaperGuide

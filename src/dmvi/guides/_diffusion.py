@@ -86,6 +86,10 @@ class DiffusionGuide(GuideRecipe):
     def name(self) -> str:
         return "diffusion"
 
+    @property
+    def mixes(self) -> bool:
+        return True
+
     def build(self, affine, *, key):
         dim = affine.dim
         if isinstance(self.network, Projected):

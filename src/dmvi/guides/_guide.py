@@ -88,8 +88,48 @@ class Guide(eqx.Module):
         """log q(xi) at a given point; exact here, `key` is for guides that only bound it."""
 
 
+class DenoisingTerms(NamedTuple):
+    r"""What the paper puts for -log q(xi), in parts; each an estimate from one time and one noise.
+
+    With diffusion + prior + reconstruction = E_r[log r(w | xi) / q(xi, w)] >= -log q(xi).
+
+    Attributes:
+        simple: ||eps - eps_phi(w_t, t)||^2 at a random t, the simplified loss.
+        diffusion: the divergences of all steps t = 2..T, sum_t KL(r(w_{t-1} | w_t, xi), q(w_{t-1} | w_t)).
+        prior: KL(r(w_T | xi), N(0, I)).
+        reconstruction: -log q(xi | w_1).
+    """
+
+    simple: Float[Array, ""]
+    diffusion: Float[Array, ""]
+    prior: Float[Array, ""]
+    reconstruction: Float[Array, ""]
+
+
+class DenoisingGuide(Guide):
+    """A guide that can also be trained as the paper does, by denoising its own draws."""
+
+    @abc.abstractmethod
+    def training_sample(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+        """One draw without density, differentiable, with dropout as in training."""
+
+    @abc.abstractmethod
+    def denoising_terms(self, xi: Float[Array, " dim"], key: PRNGKeyArray) -> DenoisingTerms:
+        """The terms at xi."""
+
+
 class GuideRecipe(eqx.Module):
     """The choices that make a guide, before the dimension is known."""
+
+    @property
+    def warm(self) -> bool:
+        """Whether the guide starts from the warm start's Gaussian; else that is not looked for."""
+        return True
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the guide may be built once for each of several separate modes."""
+        return False
 
     @property
     @abc.abstractmethod

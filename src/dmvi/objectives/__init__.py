@@ -5,6 +5,7 @@ from dmvi.objectives._objective import ELBO as ELBO
 from dmvi.objectives._objective import Objective as Objective
 from dmvi.objectives._objective import PathELBO as PathELBO
 from dmvi.objectives._objective import Value as Value
+from dmvi.objectives._paper import Paper as Paper
 from dmvi.objectives._weights import ROUND_TRIPS as ROUND_TRIPS
 from dmvi.objectives._weights import Weighed as Weighed
 from dmvi.objectives._weights import chunk_keys as chunk_keys

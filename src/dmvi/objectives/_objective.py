@@ -29,6 +29,17 @@ class Value(NamedTuple):
 class Objective(eqx.Module):
     """A loss of the guide and of the target's generative parameters."""
 
+    @property
+    def caution(self) -> str | None:
+        """What to tell the user before training where the loss is no bound of the log evidence.
+
+        Such a loss is trained to the last step: the ELBO of looks on the way says nothing about it.
+        """
+        return None
+
+    def check(self, guide: Guide) -> None:
+        """Raises `InputError` where the objective cannot train such a guide."""
+
     def memory(self, dim: int) -> Any:
         """What the objective carries from step to step, before the first: by default nothing."""
         return None

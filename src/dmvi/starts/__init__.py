@@ -3,4 +3,5 @@
 from dmvi.starts._high_dimension import HIGH_DIMENSION as HIGH_DIMENSION
 from dmvi.starts._high_dimension import high_dimensional_start as high_dimensional_start
 from dmvi.starts._warm_start import WarmStart as WarmStart
+from dmvi.starts._warm_start import cold_start as cold_start
 from dmvi.starts._warm_start import warm_start as warm_start

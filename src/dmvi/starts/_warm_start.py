@@ -14,6 +14,7 @@ from dmvi._random import children, seed_of
 from dmvi.guides import Affine, AnyAffine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
+from dmvi.starts._modes import Modes, separate_modes
 from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
@@ -38,11 +39,15 @@ SETTINGS = Settings(
 
 
 class WarmStart(NamedTuple):
-    """Whitened coordinates, the name of the start that gave them and generative parameters on the way."""
+    """Whitened coordinates, the name of the start that gave them and generative parameters on the way.
+
+    `modes` are there where a mixture of Gaussians, one for each of several separate modes, is better.
+    """
 
     affine: AnyAffine
     name: str
     params: dict[str, Array]
+    modes: Modes | None = None
 
 
 class Candidate(NamedTuple):
@@ -53,7 +58,9 @@ class Candidate(NamedTuple):
     scale: np.ndarray  # lower triangle or diagonal
 
 
-def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progress) -> WarmStart:
+def warm_start(
+    target: Target, *, full: bool, key: PRNGKeyArray, progress: Progress, mixes: bool = False
+) -> WarmStart:
     """The best Gaussian among Laplace at a few modes and Gaussian VI from broad starts.
 
     All are improved by Gaussian VI with the path gradient, twice, the second time in the coordinates
@@ -65,10 +72,12 @@ def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progr
         full: full-rank or mean-field.
         key: random key.
         progress: told of the stage.
+        mixes: whether a mixture is of use, so that separate modes are looked for.
     """
     progress.note("warm start")
     start_key, fit_key = children(key, 2)
-    candidates = _candidates(target, start_key, full=full)
+    surface = Surface(target)
+    candidates, searched = _candidates(target, surface, start_key, full=full)
     dtype = jnp.result_type(float)
     # One program fits all candidates side by side, and both stages.
     affine = _anchors(
@@ -83,11 +92,25 @@ def warm_start(target: Target, *, full: bool, key: PRNGKeyArray, progress: Progr
     elbos = np.asarray(elbos)
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
     best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
-    return WarmStart(best, candidates[winner].name, best_params)
+    start = WarmStart(best, candidates[winner].name, best_params)
+    if mixes and not target.params:
+        modes = separate_modes(target, surface, searched, single=float(elbos[winner]), key=key)
+        if modes is not None:
+            return start._replace(name=f"{len(modes.log_weights)} modes", modes=modes)
+    return start
 
 
-def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> list[Candidate]:
-    surface = Surface(target)
+def cold_start(target: Target) -> WarmStart:
+    """The target's own coordinates, for guides that begin from nothing else."""
+    zeros = np.zeros(target.dim, jnp.result_type(float))
+    affine = anchored(jnp.asarray(zeros), jnp.asarray(zeros + 1), full=False)
+    return WarmStart(affine, "none", target.params)
+
+
+def _candidates(
+    target: Target, surface: Surface, key: PRNGKeyArray, *, full: bool
+) -> tuple[list[Candidate], list[Mode]]:
+    """Gaussians to begin from, and every mode found on the way."""
     starts = ranked_starts(target, surface, key)
     narrow, wide = (np.full(target.dim, scale) for scale in BROAD_SCALES)
     candidates = [
@@ -101,7 +124,7 @@ def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> list[Candid
     modes.sort(key=lambda mode: -mode.log_evidence)
     for mode in _distinct(modes)[:MODES]:
         candidates.append(Candidate("laplace", mode.loc, scale_from_precision(mode.precision, full=full)))
-    return candidates
+    return candidates, modes
 
 
 def _distinct(modes: list[Mode]) -> list[Mode]:

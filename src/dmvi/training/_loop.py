@@ -73,6 +73,7 @@ class Trainer:
         self._looks: list[Look] = []
         self._look_steps: list[int] = []
         self._returns = 0
+        self._steered = settings.objective.caution is None  # by the ELBO of looks
         self._chunk_seconds = 0.0
         self._start = self._best = (self._trained, self._look(np.array([])))
 
@@ -91,7 +92,7 @@ class Trainer:
             look = self._advance()
             if self._returns > MAX_RETURNS:
                 return Status.STEP_LIMIT  # too wild for the full rate: let the rate fall
-            if plateau.reached(look.elbo, look.error):
+            if self._steered and plateau.reached(look.elbo, look.error):
                 return Status.CONVERGED
             if self._out_of_time(self._settings.cooldown_steps):
                 return Status.TIME_LIMIT
@@ -121,7 +122,7 @@ class Trainer:
         stalled = int(self._state.skipped) - skipped > STALLED * self._settings.chunk
         if look.elbo >= self._best[1].elbo:
             self._best = (self._trained, look)
-        if stalled or look.elbo < self._best[1].elbo - COLLAPSE:
+        if self._steered and (stalled or look.elbo < self._best[1].elbo - COLLAPSE):
             self._returns += 1
             self._return_to_best()
         self._progress.update(step, end or self._budget.steps, look.elbo)
@@ -154,9 +155,9 @@ class Trainer:
         trained, look = self._trained, self._looks[-1] if self._looks else self._start[1]
         best, best_look = self._best
         noise = 3 * np.hypot(look.error, best_look.error)
-        if not self._looks or look.elbo < best_look.elbo - max(noise, TOLERANCE):
+        if self._steered and (not self._looks or look.elbo < best_look.elbo - max(noise, TOLERANCE)):
             trained, look = best, best_look
-        if look.elbo < self._start[1].elbo:
+        if self._steered and look.elbo < self._start[1].elbo:
             trained = self._start[0]
         if 2 * int(self._state.skipped) > int(self._state.step):
             status = Status.DIVERGED

@@ -1,0 +1,46 @@
+r"""The paper's noise model: a multilayer perceptron with one hidden layer.
+
+eps(w, t) = O drop(g * norm(gelu(W w + E time(t) + b)) + o) + c
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dmvi._random import children
+from dmvi.diffusion._dpm_solver import NoiseModel
+from dmvi.diffusion._networks import TIME_FREQUENCIES, initial_weights, time_features, zeros
+
+SMALL = 1e-3  # sd of the last layer's initial weights: at first eps is all but zero
+
+
+class NoiseMLP(NoiseModel):
+    """One hidden layer, gelu, layer norm with gain g and offset o, dropout, a linear layer."""
+
+    first: Float[Array, "width dim"]
+    time: Float[Array, "width features"]
+    bias: Float[Array, " width"]
+    gain: Float[Array, " width"]
+    offset: Float[Array, " width"]
+    out: Float[Array, "dim width"]
+    out_bias: Float[Array, " dim"]
+    dropout: float = eqx.field(static=True)
+
+    def __init__(self, dim: int, width: int, dropout: float, *, key: PRNGKeyArray):
+        keys = children(key, 3)
+        self.first = initial_weights(keys[0], (width, dim), dim**-0.5)
+        self.time = initial_weights(keys[1], (width, 2 * TIME_FREQUENCIES + 1), 0.1)
+        self.bias, self.offset, self.out_bias = zeros(width), zeros(width), zeros(dim)
+        self.gain = zeros(width) + 1.0
+        self.out = initial_weights(keys[2], (dim, width), SMALL)
+        self.dropout = dropout
+
+    def __call__(self, w, time, key=None):
+        h = jax.nn.gelu(self.first @ w + self.time @ time_features(jnp.pi * time) + self.bias)
+        h = self.gain * (h - h.mean()) * jax.lax.rsqrt(h.var() + 1e-5) + self.offset
+        if self.dropout > 0 and key is not None:
+            keep = jr.bernoulli(key, 1 - self.dropout, h.shape)
+            h = jnp.where(keep, h / (1 - self.dropout), 0.0)
+        return self.out @ h + self.out_bias

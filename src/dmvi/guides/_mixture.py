@@ -1,0 +1,113 @@
+r"""A mixture of guides, one for each of several separate modes.
+
+    k ~ w,   xi ~ q_k
+
+Each component is a whole guide on the Gaussian of its own mode, so that its network sees coordinates of
+unit scale. The index k is an auxiliary variable: with any conditional distribution r(k | xi),
+
+    log_q = log w_k + log q_k(xi) - log r(k | xi)   has   E[pi(xi) exp(-log_q)] = int pi sum_k r(k | xi) = Z,
+
+so weights, evidence and ELBO are exact for every r, and no draw needs the inverse of another component's
+flow. r is taken from the Gaussian bases g_k of the components, r(k | xi) = w_k g_k(xi) / sum_j w_j g_j(xi).
+Where the components are those Gaussians log_q is the density of the whole mixture; where modes are far
+apart r is one.
+"""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from dmvi.guides._affine import Affine
+from dmvi.guides._guide import Draw, Frozen, Guide, GuideRecipe, frozen, with_path_gradient
+from dmvi.guides._noise import standard_log_prob
+
+
+class Mixture(Guide):
+    """Stacked guides of one kind and their weights, which gradients do not train; see the module.
+
+    Reverse KL would train weights through draws that never cross from one mode to another; the starts set
+    them by importance weights instead. Components have parameters of their own, so each can be trained on any
+    number of draws: those of `draw_path` are spread evenly over the components that are unfinished, and
+    the others, exact as they are, do not move.
+    """
+
+    components: Any  # one guide whose arrays have the components as leading axis
+    log_weights: Frozen
+    unfinished: Frozen  # which components are to be trained
+    dim: int = eqx.field(static=True)
+
+    def draw(self, key):
+        k = self._index(key, jnp.exp(self.log_weights.value))
+        draw = self._component(k).draw(key)
+        return Draw(draw.xi, draw.log_q + self._log_ratio(k, draw.xi), draw.noise)
+
+    def draw_path(self, key, far=None):
+        unfinished = self.unfinished.value
+        weights = jnp.exp(self.log_weights.value)
+        k = self._index(key, jnp.where(jnp.any(unfinished), unfinished.astype(weights.dtype), weights))
+        component = jax.tree.map(
+            lambda leaf: (
+                jnp.where(unfinished[k], leaf, jax.lax.stop_gradient(leaf)) if eqx.is_array(leaf) else leaf
+            ),
+            self._component(k),
+        )
+        draw = component.draw_path(key, far)
+        ratio, slope = jax.value_and_grad(frozen(self)._log_ratio, argnums=1)(
+            k, jax.lax.stop_gradient(draw.xi)
+        )
+        return Draw(draw.xi, draw.log_q + with_path_gradient(ratio, draw.xi, slope), draw.noise)
+
+    def sample(self, key, shape=()):
+        keys = jr.split(key, math.prod(shape))
+        weights = jnp.exp(self.log_weights.value)
+        draws = jax.vmap(lambda key: self._component(self._index(key, weights)).sample(key))(keys)
+        return draws.reshape(*shape, self.dim)
+
+    def evidence(self, xi, key=None):
+        """log_q of xi as a draw of the component it most likely came from."""
+        k = jnp.argmax(self._joint(xi))
+        return self._component(k).evidence(xi) + self._log_ratio(k, xi)
+
+    def _index(self, key: PRNGKeyArray, weights: Float[Array, " components"]) -> Int[Array, ""]:
+        ends = jnp.cumsum(weights)
+        place = jr.uniform(jr.fold_in(key, 7), (), ends.dtype)
+        return jnp.minimum(jnp.sum(place >= ends / ends[-1]), ends.shape[0] - 1)
+
+    def _component(self, k: Int[Array, ""]) -> Guide:
+        return jax.tree.map(lambda leaf: leaf[k] if eqx.is_array(leaf) else leaf, self.components)
+
+    def _joint(self, xi: Float[Array, " dim"]) -> Float[Array, " components"]:
+        """log w_k + log g_k(xi)."""
+        return self.log_weights.value + base_log_prob(self.components.affine, xi)
+
+    def _log_ratio(self, k: Int[Array, ""], xi: Float[Array, " dim"]) -> Float[Array, ""]:
+        """log w_k - log r(k | xi)."""
+        joint = self._joint(xi)
+        return self.log_weights.value[k] - joint[k] + jax.nn.logsumexp(joint)
+
+
+def base_log_prob(affines: Affine, xi: Float[Array, " dim"]) -> Float[Array, " components"]:
+    """log g_k(xi) of stacked Gaussian bases."""
+    return jax.vmap(lambda affine: standard_log_prob(affine.inverse(xi)) - affine.log_det())(affines)
+
+
+def mixture(
+    recipe: GuideRecipe, affines: Affine, log_weights: Array, unfinished: Array, *, key: PRNGKeyArray
+) -> Mixture:
+    """The recipe's guide on each of the stacked Gaussians: at the start exactly their mixture."""
+    count, dim = affines.loc.shape
+    guides = [
+        recipe.build(jax.tree.map(lambda leaf, k=k: leaf[k], affines), key=jr.fold_in(key, k))
+        for k in range(count)
+    ]
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *guides
+    )
+    return Mixture(
+        components=stacked, log_weights=Frozen(log_weights), unfinished=Frozen(unfinished), dim=dim
+    )

@@ -1,0 +1,101 @@
+"""A mixture of guides: exact weights whatever its components have become, and the density of the whole
+mixture where they are Gaussian."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax.scipy.stats import multivariate_normal
+
+from dmvi.diffusion import Projected
+from dmvi.guides import DiffusionGuide, Mixture, anchored, mixture
+from tests.guides.registry import DIM, LOG_EVIDENCE, as_vector, perturbed, target
+
+LOCS = np.array([[-1.0, -1.0, -1.0], [1.0, 1.2, 0.9], [4.0, 0.0, -4.0]])
+SCALES = np.stack([1.2 * np.eye(3), np.eye(3) + np.diag([0.4, -0.3], -1), 0.5 * np.eye(3)])
+WEIGHTS = np.array([0.3, 0.5, 0.2])
+RECIPE = DiffusionGuide(steps=2, network=Projected(rank=2, scale_rank=1, width=6, scale_width=5))
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def a_mixture(*, size: float = 0.0, unfinished: tuple[bool, ...] = (True, True, True)) -> Mixture:
+    affines = jax.vmap(lambda loc, scale: anchored(loc, scale, full=True))(
+        jnp.asarray(LOCS, float), jnp.asarray(SCALES, float)
+    )
+    guide = mixture(
+        RECIPE, affines, jnp.asarray(np.log(WEIGHTS), float), jnp.asarray(unfinished), key=jr.key(1)
+    )
+    return perturbed(guide, size=size) if size else guide
+
+
+def test_at_the_start_it_is_the_gaussian_mixture():
+    guide = a_mixture()
+    draws = jax.jit(jax.vmap(guide.draw))(jr.split(jr.key(0), 20_000))
+    log_g = [
+        multivariate_normal.logpdf(draws.xi, jnp.asarray(loc, float), jnp.asarray(scale @ scale.T, float))
+        for loc, scale in zip(LOCS, SCALES, strict=True)
+    ]
+    joint = np.asarray(jnp.stack(log_g, axis=1), float) + np.log(WEIGHTS)
+    np.testing.assert_allclose(draws.log_q, np.logaddexp.reduce(joint, axis=1), atol=2e-4)
+    share = np.exp(joint - np.logaddexp.reduce(joint, axis=1)[:, None]).mean(axis=0)
+    np.testing.assert_allclose(share, WEIGHTS, atol=0.02)
+    np.testing.assert_allclose(jax.jit(jax.vmap(guide.evidence))(draws.xi), draws.log_q, atol=1e-3)
+    np.testing.assert_allclose(
+        jax.jit(lambda key: guide.sample(key, (20_000,)))(jr.key(5)).mean(axis=0), WEIGHTS @ LOCS, atol=0.08
+    )
+
+
+@pytest.mark.parametrize("name", ["gaussian", "mixture"])
+def test_mean_weight_is_the_evidence_whatever_the_components(name):
+    """Components moved away from their Gaussians, and two of them overlapping: still E[w] = Z."""
+    guide = a_mixture(size=0.1)
+    draws = jax.jit(jax.vmap(guide.draw))(jr.split(jr.key(0), 40_000))
+    log_pi = jax.jit(jax.vmap(target(name).log_density))(draws.xi)
+    weights = np.exp(np.asarray(log_pi - draws.log_q, float) - LOG_EVIDENCE[name])
+    error = weights.std() / np.sqrt(weights.size)
+    assert error < 0.04
+    assert abs(weights.mean() - 1) < 5 * error
+
+
+@pytest.mark.usefixtures("double")
+def test_path_gradient():
+    """d log_q / d phi = (d xi / d phi)^T grad_xi [log q_k(xi) - log r(k | xi)], of component k alone."""
+    guide = a_mixture(size=0.1)
+    phi, rebuild = as_vector(guide)
+    for seed in range(3):
+        key = jr.key(seed)
+        k = int(guide._index(key, jnp.ones(3)))
+        draw = guide.draw_path(key)
+
+        def log_q(xi, k=k):
+            return guide._component(jnp.asarray(k)).evidence(xi) + guide._log_ratio(jnp.asarray(k), xi)
+
+        step = 1e-5 * jnp.eye(DIM)
+        score = jnp.stack([(log_q(draw.xi + e) - log_q(draw.xi - e)) / 2e-5 for e in step])
+        expected = jax.vjp(lambda phi, key=key: rebuild(phi).draw_path(key).xi, phi)[1](score)[0]
+        gradient = jax.grad(lambda phi, key=key: rebuild(phi).draw_path(key).log_q)(phi)
+        np.testing.assert_allclose(gradient, expected, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(draw.log_q, log_q(draw.xi), rtol=1e-8)
+
+
+def test_finished_components_do_not_move():
+    """Every training draw goes to the unfinished component, and no gradient to the others."""
+    guide = a_mixture(size=0.1, unfinished=(False, True, False))
+    phi, rebuild = as_vector(guide)
+    keys = jr.split(jr.key(0), 50)
+    assert set(np.asarray(jax.vmap(lambda key: guide._index(key, jnp.array([0.0, 1.0, 0.0])))(keys))) == {1}
+    gradient = jax.jit(jax.grad(lambda phi: jnp.sum(jax.vmap(rebuild(phi).draw_path)(keys).log_q)))(phi)
+    moved = rebuild(gradient).components
+    largest = [
+        np.abs(leaf).reshape(3, -1).max(axis=1)
+        for leaf in jax.tree.leaves(eqx.filter(moved.flow, eqx.is_array))
+    ]
+    assert np.max([row[[0, 2]] for row in largest]) == 0
+    assert np.max([row[1] for row in largest]) > 0

@@ -1,0 +1,130 @@
+"""Separate modes are found without a scale, and one mode stays one."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax.scipy.special import logsumexp
+
+import dmvi
+from dmvi.starts._laplace import Surface, laplace
+from dmvi.starts._modes import separate_modes
+from dmvi.targets import from_log_density
+
+
+def modes_of(log_density, dim: int, searches: int = 8):
+    """What the searches of a warm start lead to, from starts near the origin."""
+    target = from_log_density(log_density, jnp.zeros(dim))
+    surface = Surface(target)
+    starts = np.random.default_rng(0).normal(size=(searches, dim))
+    return separate_modes(
+        target, surface, [laplace(surface, start) for start in starts], single=-1e3, key=jr.key(0)
+    )
+
+
+def gaussians(centres: np.ndarray, log_weights: np.ndarray, scale: float = 1.0):
+    where, weights = jnp.asarray(centres, float), jnp.asarray(log_weights, float)
+
+    def log_density(x):
+        squares = -0.5 * jnp.sum((x[None] - where) ** 2, axis=1) / scale**2
+        return logsumexp(weights + squares - x.size * (0.5 * jnp.log(2 * jnp.pi) + jnp.log(scale)))
+
+    return log_density
+
+
+def forty(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-40, 40, size=(40, 2))
+
+
+def test_forty_gaussians_far_from_the_start():
+    """Every one is found, alone or with a neighbour it has grown together with, and the mixture is right."""
+    centres = forty()
+    modes = modes_of(gaussians(centres, np.full(40, -np.log(40))), 2)
+    assert modes is not None
+    assert 36 <= len(modes.log_weights) <= 40
+    assert modes.elbo > -0.02  # log Z = 0
+    ends = np.asarray(jax.vmap(lambda affine: affine(jnp.zeros(2)))(modes.affines))
+    nearest = np.min(np.linalg.norm(ends[:, None] - centres[None], axis=2), axis=0)
+    assert np.max(nearest) < 2
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_weights_of_two_modes_whatever_their_scale(scale):
+    """9 to 1, in the log-density's own units."""
+    centres = scale * np.array([[-10.0, 0.0, 0.0], [10.0, 5.0, 0.0]])
+    log_weights = np.log([0.9, 0.1])
+    target = from_log_density(gaussians(centres, log_weights, scale), jnp.zeros(3))
+    surface = Surface(target)
+    found = [laplace(surface, centre + 0.1 * scale) for centre in centres]
+    modes = separate_modes(target, surface, found, single=-1.0, key=jr.key(0))
+    assert modes is not None
+    np.testing.assert_allclose(np.sort(np.exp(modes.log_weights)), [0.1, 0.9], atol=1e-3)
+    assert not np.any(modes.unfinished)
+    assert abs(modes.elbo) < 1e-3
+
+
+def funnel(x):
+    return -0.5 * (x[0] / 3) ** 2 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - x[0]
+
+
+def banana(x):
+    return -0.125 * x[0] ** 2 - 5 * (x[1] - 0.5 * x[0] ** 2) ** 2
+
+
+ONE = {
+    "gaussian": lambda x: -0.5 * jnp.sum(x**2),
+    "funnel": funnel,
+    "banana": banana,
+    "modes that overlap": gaussians(np.array([[-1.5, 0.0], [1.5, 0.0]]), np.zeros(2)),
+    "a mode that does not matter": gaussians(np.array([[0.0, 0.0], [20.0, 0.0]]), np.array([0.0, -12.0])),
+    "flat": lambda x: -1e-12 * jnp.sum(x**2),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_one_gaussian_is_enough(name):
+    assert modes_of(ONE[name], 3 if name == "funnel" else 2, searches=3) is None
+
+
+def test_modes_that_a_single_gaussian_beats_are_left():
+    """Two separate modes, and a single Gaussian said to be better than both."""
+    target = from_log_density(gaussians(np.array([[-9.0], [9.0]]), np.zeros(2)), jnp.zeros(1))
+    surface = Surface(target)
+    found = [laplace(surface, np.array([place])) for place in (-8.0, 8.0)]
+    assert separate_modes(target, surface, found, single=2.0, key=jr.key(0)) is None
+
+
+def test_merged_modes_are_fitted_to_their_moments():
+    """Two unit Gaussians 2.2 apart beside a third one far away: Laplace at either is wrong for the pair."""
+    centres = np.array([[-1.1, 0.0], [1.1, 0.0], [30.0, 0.0]])
+    modes = modes_of(gaussians(centres, np.full(3, -np.log(3))), 2)
+    assert modes is not None
+    assert modes.elbo > -0.02
+
+
+@pytest.mark.slow
+def test_default_fit_of_the_forty_gaussians():
+    """Each within a factor 1.5 of its weight, and log Z = 0 within 0.05."""
+    centres = forty()
+    posterior = dmvi.fit(gaussians(centres, np.full(40, -np.log(40))), init=jnp.zeros(2), progress=False)
+    draws = np.asarray(posterior.sample(20_000)["x"])
+    log_g = -0.5 * np.sum((draws[:, None] - centres[None]) ** 2, axis=2)
+    shares = 40 * np.mean(np.exp(log_g - np.logaddexp.reduce(log_g, axis=1)[:, None]), axis=0)
+    assert np.all((shares > 1 / 1.5) & (shares < 1.5))
+    assert abs(posterior.diagnostics.log_evidence) < 0.05
+
+
+def test_default_fit_of_a_ring():
+    """Eight modes at radius 5, sd 0.5, found and weighed by a short fit."""
+    angles = np.arange(8) * np.pi / 4
+    centres = 5 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    posterior = dmvi.fit(
+        gaussians(centres, np.full(8, -np.log(8)), 0.5), init=jnp.zeros(2), steps=100, progress=False
+    )
+    draws = np.asarray(posterior.sample(20_000)["x"])
+    nearest = np.argmin(np.linalg.norm(draws[:, None] - centres[None], axis=2), axis=1)
+    shares = np.bincount(nearest, minlength=8) / 2500
+    assert np.all((shares > 1 / 1.5) & (shares < 1.5))
+    assert abs(posterior.diagnostics.log_evidence) < 0.01
+    assert posterior.diagnostics.warm_start == "8 modes"
