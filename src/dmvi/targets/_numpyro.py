@@ -130,4 +130,5 @@ def _as_target(program: Program, probe: _Probe) -> Target:
         _log_likelihood=program.log_likelihood,
         _start=lambda key: jax.random.uniform(key, (sites.coordinates.dim,), minval=-RADIUS, maxval=RADIUS),
         _draw_batch=draw_batch if sites.plates else lambda key: None,
+        _unpack=sites.coordinates.split,
     )
