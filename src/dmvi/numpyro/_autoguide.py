@@ -1,5 +1,6 @@
 """dmvi's guides as NumPyro autoguides."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
 
@@ -22,6 +24,7 @@ from dmvi.numpyro._distribution import DiffusionTransform, GuideDistribution
 from dmvi.numpyro._prototype import WithoutEnumerated, explain_prototype
 
 DRAWS = 10_000  # behind median and quantiles
+_TOGETHER = 500  # draws constrained at a time
 
 
 class AutoRecipe(AutoContinuous):
@@ -86,6 +89,31 @@ class AutoRecipe(AutoContinuous):
     def _get_posterior(self):
         return GuideDistribution(self._guide())
 
+    def __call__(self, *args, **kwargs) -> dict[str, Array]:
+        """One draw of every latent site, each inside its plates, as enumeration needs it."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        plates = self._create_plates(*args, **kwargs)
+        sites = self._unpack_latent(self._sample_latent())
+        return {name: self._point_mass(name, value, plates) for name, value in sites.items()}
+
+    def _point_mass(self, name: str, xi: Array, plates: dict[str, Any]) -> Array:
+        """The site's value theta(xi), with density -log |det d theta / d xi|."""
+        site = self.prototype_trace[name]
+        fn = site["fn"]
+        transform = biject_to(fn.support)
+        value = transform(xi)
+        log_density = jnp.zeros(())
+        if numpyro.get_mask() is not False:
+            log_det = transform.log_abs_det_jacobian(xi, value)
+            inner = jnp.ndim(log_det) - jnp.ndim(value) + fn.event_dim
+            log_density = -jnp.sum(log_det, axis=tuple(range(-inner, 0)))
+        with contextlib.ExitStack() as stack:
+            for frame in site["cond_indep_stack"]:
+                stack.enter_context(plates[frame.name])
+            point = dist.Delta(value, log_density=log_density, event_dim=fn.event_dim)
+            return numpyro.sample(name, point)  # pyright: ignore[reportReturnType]
+
     def get_guide(self, params: dict[str, Any]) -> Guide:
         """The guide at trained parameters: `draw`, `sample` and `evidence` in unconstrained coordinates."""
         if self.prototype_trace is None:
@@ -94,8 +122,11 @@ class AutoRecipe(AutoContinuous):
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs):
         """Draws of the model's latent and deterministic sites, by the quick road without density."""
-        latent = self.get_guide(params).sample(rng_key, tuple(sample_shape))
-        return self._unpack_and_constrain(latent, params)
+        shape = tuple(sample_shape)
+        latent = self.get_guide(params).sample(rng_key, shape)
+        flat = jnp.reshape(latent, (-1, self.latent_dim))
+        sites = jax.lax.map(lambda xi: self._unpack_and_constrain(xi, params), flat, batch_size=_TOGETHER)
+        return jax.tree.map(lambda values: jnp.reshape(values, (*shape, *values.shape[1:])), sites)
 
     def median(self, params: dict[str, Any]) -> dict[str, Array]:
         """Posterior median of each element of each site, from 10,000 draws of a fixed seed."""
@@ -123,7 +154,8 @@ class AutoDiffusion(AutoRecipe):
     Other Args:
         prefix: first part of the names of its params.
         init_loc_fn: where the guide starts, one of NumPyro's strategies such as `init_to_median`.
-        init_scale: sd of the guide at the start, in unconstrained coordinates.
+        init_scale: sd of the guide at the start, in unconstrained coordinates. The solver moves mass in units
+            of the base's scale, so a wide start trains more steadily than a narrow one.
         full_rank: give the base every correlation (a triangle) or none; for thousands of latents, none.
         create_plates: as in NumPyro's guides.
 
@@ -141,7 +173,7 @@ class AutoDiffusion(AutoRecipe):
         *,
         prefix: str = "auto",
         init_loc_fn: Callable = init_to_uniform,
-        init_scale: float = 0.1,
+        init_scale: float = 1.0,
         full_rank: bool = True,
         create_plates: Callable | None = None,
     ):

@@ -1,5 +1,6 @@
 """A guide as a NumPyro distribution, and the map a diffusion guide makes of noise as a NumPyro transform."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -37,10 +38,9 @@ class GuideDistribution(dist.Distribution):
         return GuideDistribution(self.guide, path=True)
 
     def sample_with_intermediates(self, key, sample_shape=()):
-        draw = self.guide.draw_path if self.path else self.guide.draw
-
         def one(key):
-            drawn = draw(key)
+            guide = forgiving(self.guide)
+            drawn = guide.draw_path(key) if self.path else guide.draw(key)
             return drawn.xi, drawn.log_q
 
         for size in reversed(sample_shape):
@@ -59,6 +59,29 @@ class GuideDistribution(dist.Distribution):
 
 def _repeated(draw, size: int):
     return lambda key: jax.vmap(draw)(jr.split(key, size))
+
+
+@jax.custom_vjp
+def _forgiving(arrays):
+    return arrays
+
+
+def _forget(_, cotangents):
+    finite = jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(cotangents)])
+    return (jax.tree.map(lambda leaf: jnp.where(jnp.all(finite), leaf, 0), cotangents),)
+
+
+_forgiving.defvjp(lambda arrays: (arrays, None), _forget)
+
+
+def forgiving(guide: Guide) -> Guide:
+    """The guide for one draw, whose gradient counts as zero if any of it is not finite.
+
+    A draw where the solver folds has no density. `dmvi.fit` leaves such a step out; stock SVI would
+    lose all parameters to one. The loss keeps its NaN, so that it is seen.
+    """
+    arrays, rest = eqx.partition(guide, eqx.is_inexact_array)
+    return eqx.combine(_forgiving(arrays), rest)
 
 
 class DiffusionTransform(Transform):

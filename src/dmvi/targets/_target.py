@@ -74,6 +74,7 @@ class Target(eqx.Module):
     _draw_batch: Callable[[PRNGKeyArray], Batch] = eqx.field(static=True)
     _unpack: Callable[[Array], dict[str, Array]] | None = eqx.field(static=True, default=None)
     _hessian: Callable[[Array], Array] | None = eqx.field(static=True, default=None)
+    _export: Callable[[Any], Any] | None = eqx.field(static=True, default=None)
     coords: Mapping[str, Any] = eqx.field(static=True, converter=_Record, default=_NOTHING)
     constant: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_Record, default=_NOTHING)
 
@@ -112,6 +113,10 @@ class Target(eqx.Module):
     def unpack(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
         """The unconstrained coordinates of each latent site by name, before `constrain` maps them."""
         return {"xi": xi} if self._unpack is None else self._unpack(xi)
+
+    def export(self, tree: Any) -> Any:
+        """Draws in ArviZ's form as the model's own library would return them."""
+        return tree if self._export is None else self._export(tree)
 
     def start(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
         """A random starting point; not every one need have a finite density."""
