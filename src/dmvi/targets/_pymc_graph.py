@@ -60,17 +60,20 @@ class Minibatch:
 
 
 def find_minibatches(graph: Sequence[Any]) -> list[Minibatch]:
-    """The calls of `pm.Minibatch` that a graph depends on."""
-    found: dict[Any, Minibatch] = {}
+    """The calls of `pm.Minibatch` that a graph depends on; each has a random generator of its own."""
+    calls: dict[Any, dict[Any, Any]] = {}
     for variable in ancestors(graph):
         node = variable.owner
-        if node is None or node in found or not isinstance(node.op, pymc.data.MinibatchOp):
-            continue
-        wholes = tuple(node.inputs[:-1])  # the last input and output are the random generator
-        outputs = tuple(node.outputs[: len(wholes)])
-        size, count = (int(value_of(out[0].shape[0])) for out in (wholes, outputs))
-        found[node] = Minibatch(outputs, wholes, f"minibatch_{len(found)}", size, count)
-    return list(found.values())
+        if node is not None and isinstance(node.op, pymc.data.MinibatchOp):
+            *wholes, generator = node.inputs  # PyMC copies graphs, so that one call may have several nodes
+            calls.setdefault(generator, {}).update(zip(node.outputs[: len(wholes)], wholes, strict=True))
+    return [_minibatch(generator, wholes) for generator, wholes in calls.items()]
+
+
+def _minibatch(generator: Any, wholes: dict[Any, Any]) -> Minibatch:
+    batch, whole = next(iter(wholes.items()))
+    size, count = (int(value_of(data.shape[0])) for data in (whole, batch))
+    return Minibatch(tuple(wholes), tuple(wholes.values()), f"minibatch_{generator.auto_name}", size, count)
 
 
 def total_size(variable: Any) -> int | None:
