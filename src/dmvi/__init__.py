@@ -7,6 +7,7 @@ from dmvi._fit import fit as fit
 from dmvi._run import Status as Status
 from dmvi.diffusion import MLP as MLP
 from dmvi.diffusion import Projected as Projected
+from dmvi.guides import ChainGuide as ChainGuide
 from dmvi.guides import DiffusionGuide as DiffusionGuide
 from dmvi.guides import GaussianGuide as GaussianGuide
 from dmvi.guides import Guide as Guide

@@ -12,7 +12,7 @@ import optax
 from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._run import Run
-from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe, anchored
+from dmvi.guides import ChainGuide, DiffusionGuide, GaussianGuide, GuideRecipe, anchored
 from dmvi.objectives import CoveringELBO, Objective
 from dmvi.posterior import Posterior
 from dmvi.starts import warm_start
@@ -22,6 +22,7 @@ from dmvi.training import Budget, Settings, Trainer, default_optimizer, progress
 GUIDES: dict[str, GuideRecipe] = {
     "auto": DiffusionGuide(),
     "diffusion": DiffusionGuide(),
+    "chain": ChainGuide(),
     "full-rank": GaussianGuide(full_rank=True),
     "mean-field": GaussianGuide(full_rank=False),
 }
@@ -55,7 +56,7 @@ def fit(
         data: the model's keyword arguments.
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.
-        guide: "auto", "diffusion", "full-rank", "mean-field", or a recipe such as
+        guide: "auto", "diffusion", "chain", "full-rank", "mean-field", or a recipe such as
             `dmvi.DiffusionGuide(steps=8)`.
         seed: same seed, same machine, same result, bit for bit.
 
@@ -80,6 +81,7 @@ def fit(
     _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
     _check_kinds(optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
+    recipe = recipe.seeing(None if target.subsampled or target.params else target.log_density)
     full = recipe.name != "mean-field"
     _check_recipe(recipe, target.dim)
     start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)

@@ -29,7 +29,7 @@ class Run:
         history: smoothed training ELBO, one value per chunk of steps.
         history_steps: step at which each value of `history` ends.
         warm_start: name of the start that won ("laplace", "mean-field", "full-rank").
-        guide_name: name of the guide ("diffusion", "full-rank", "mean-field").
+        guide_name: name of the guide ("diffusion", "chain", "full-rank", "mean-field").
         seed: seed of the fit.
     """
 

@@ -17,7 +17,17 @@ from jax.scipy.special import logsumexp
 from jax.scipy.stats import multivariate_normal, norm
 
 from dmvi.diffusion import MLP, Projected
-from dmvi.guides import Diffusion, DiffusionGuide, Draw, Gaussian, GaussianGuide, Guide, GuideRecipe, anchored
+from dmvi.guides import (
+    ChainGuide,
+    Diffusion,
+    DiffusionGuide,
+    Draw,
+    Gaussian,
+    GaussianGuide,
+    Guide,
+    GuideRecipe,
+    anchored,
+)
 from dmvi.guides._affine import Affine
 from dmvi.guides._guide import trainable
 from dmvi.targets import Target, from_log_density
@@ -72,15 +82,14 @@ def recipes(dim: int = DIM) -> dict[str, GuideRecipe]:
         "mlp, layer norm": DiffusionGuide(steps=2, network=MLP(width=8, layer_norm=True, dropout=0.2)),
         "module": DiffusionGuide(steps=3, network=Network(dim, key=jr.key(5))),
         "pair": DiffusionGuide(steps=3, order=2, network=pair(dim)),
+        "chain": ChainGuide(steps=3, width=8, drift=False),
+        "chain, drift": ChainGuide(steps=2, width=8, depth=1),
+        "chain, score": ChainGuide(steps=2, width=8, depth=1, score=True, log_density=mixture),
     }
 
 
-GUIDES = tuple(recipes())
-DIFFUSIONS = tuple(name for name in GUIDES if name not in ("mean-field", "full-rank"))
-
-
 # How far weights are moved: enough to matter, not so far that a step folds.
-SIZES = {"mlp, layer norm": 0.04, "module": 0.2, "pair": 0.15}
+SIZES = {"mlp, layer norm": 0.04, "module": 0.2, "pair": 0.15, "chain": 0.03, "chain, score": 0.03}
 USUAL_SIZE = 0.08
 
 
@@ -155,6 +164,11 @@ def funnel(x):
 
 LOG_DENSITIES = {"gaussian": gaussian, "mixture": mixture, "funnel": funnel}
 LOG_EVIDENCE = {"gaussian": 1.5, "mixture": -2.0, "funnel": 0.7}
+
+GUIDES = tuple(recipes())
+CHAINS = tuple(name for name in GUIDES if name.startswith("chain"))
+EXACT = tuple(name for name in GUIDES if name not in CHAINS)  # with a density of xi alone
+DIFFUSIONS = tuple(name for name in EXACT if name not in ("mean-field", "full-rank"))
 
 
 def target(name: str) -> Target:

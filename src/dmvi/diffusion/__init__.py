@@ -1,5 +1,7 @@
 """What a diffusion is: score networks, solver steps, flows from noise to the posterior."""
 
+from dmvi.diffusion._chain import ReverseChain as ReverseChain
+from dmvi.diffusion._chain import build_chain as build_chain
 from dmvi.diffusion._flow import TAU_MAX as TAU_MAX
 from dmvi.diffusion._flow import Flow as Flow
 from dmvi.diffusion._networks import MLP as MLP

@@ -2,6 +2,8 @@
 
 from dmvi.guides._affine import Affine as Affine
 from dmvi.guides._affine import anchored as anchored
+from dmvi.guides._chain import Chain as Chain
+from dmvi.guides._chain import ChainGuide as ChainGuide
 from dmvi.guides._diffusion import Diffusion as Diffusion
 from dmvi.guides._diffusion import DiffusionGuide as DiffusionGuide
 from dmvi.guides._gaussian import Gaussian as Gaussian

@@ -34,6 +34,10 @@ class Affine(eqx.Module):
         scale = self.anchor_scale.value
         return self.anchor.value + (scale * whitened if scale.ndim == 1 else scale @ whitened)
 
+    def untrained(self) -> "Affine":
+        """The anchor alone, xi = a + S u."""
+        return anchored(self.anchor.value, self.anchor_scale.value, full=False)
+
     def log_det(self) -> Float[Array, ""]:
         """log |det S L|."""
         scale = self.anchor_scale.value

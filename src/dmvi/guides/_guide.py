@@ -1,7 +1,8 @@
 """The contract every variational family keeps."""
 
 import abc
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -53,8 +54,11 @@ class Guide(eqx.Module):
     One log-weight, log pi(xi) - log_q, serves the ELBO, the evidence and Pareto-smoothed
     importance sampling; nothing downstream asks which guide it holds. All methods speak of a
     single draw; callers vectorise with `jax.vmap` over keys.
+
+    `exact` says whether `evidence` gives back a draw's `log_q`, which diagnostics then check.
     """
 
+    exact: ClassVar[bool] = True
     dim: eqx.AbstractVar[int]
 
     @abc.abstractmethod
@@ -91,6 +95,14 @@ class GuideRecipe(eqx.Module):
     @abc.abstractmethod
     def name(self) -> str:
         """What the guide is called in tables and verdicts."""
+
+    def seeing(self, log_density: Callable[[Array], Array] | None) -> "GuideRecipe":
+        """The recipe, having seen a target whose slope guides may use; most do not look.
+
+        Args:
+            log_density: log pi on the full data; None where there is no such fixed function.
+        """
+        return self
 
     @abc.abstractmethod
     def build(self, affine: Any, *, key: PRNGKeyArray) -> Guide:

@@ -9,7 +9,7 @@ from jaxtyping import Float, PRNGKeyArray
 from scipy.special import logsumexp
 
 from dmvi._run import Run, Status
-from dmvi.objectives import ROUND_TRIPS
+from dmvi.objectives import ROUND_TRIPS, Weighed
 from dmvi.posterior._draws import Draws
 from dmvi.posterior._psis import smooth
 
@@ -49,7 +49,8 @@ class Diagnostics:
         non_finite: number of log-weights that are not finite; they count as weight zero.
         draws: n.
         round_trip_error: largest |log q(xi) - log_q| over 256 draws, in nats, where log_q came
-            with the draw and log q(xi) inverts the guide; infinite where an inversion failed.
+            with the draw and log q(xi) inverts the guide; infinite where an inversion failed, NaN for
+            a guide that is not inverted because its weights are those of whole paths.
         round_trip_misses: share of these draws with an error above 0.1 nats. The density of a
             guide is exact only where its map is injective.
         status: why training ended.
@@ -118,17 +119,23 @@ def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
 def diagnose(draws: Draws, run: Run, key: PRNGKeyArray) -> Diagnostics:
     """Weights of 20,000 fresh draws, the round trip of 256 of them, and the record of the run."""
     weighed = draws.weigh(key, DRAWS)
-    log_q = weighed.log_q[:ROUND_TRIPS].astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        error = np.abs(draws.evidence(weighed.xi[:ROUND_TRIPS]).astype(np.float64) - log_q)
-    error = np.where(np.isnan(error), np.inf, error)
+    error, misses = _round_trip(draws, weighed) if draws.exact else (np.nan, 0.0)
     return Diagnostics(
         **weigh(weighed.log_w)._asdict(),
-        round_trip_error=float(np.max(error)),
-        round_trip_misses=float(np.mean(error > _ROUND_TRIP_TOLERANCE)),
+        round_trip_error=error,
+        round_trip_misses=misses,
         status=run.status,
         steps=run.steps,
         seconds=run.seconds,
         skipped=run.skipped,
         warm_start=run.warm_start,
     )
+
+
+def _round_trip(draws: Draws, weighed: Weighed) -> tuple[float, float]:
+    """Largest error of log q by inversion over ROUND_TRIPS draws, and the share of draws that it misses."""
+    log_q = weighed.log_q[:ROUND_TRIPS].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(draws.evidence(weighed.xi[:ROUND_TRIPS]).astype(np.float64) - log_q)
+    error = np.where(np.isnan(error), np.inf, error)
+    return float(np.max(error)), float(np.mean(error > _ROUND_TRIP_TOLERANCE))

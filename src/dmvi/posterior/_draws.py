@@ -32,6 +32,11 @@ class Draws:
         self._guide = guide
         self._chunk = chunk_size(target.dim, target.data_size)
 
+    @property
+    def exact(self) -> bool:
+        """Whether `evidence` gives back the density that came with a draw."""
+        return self._guide.exact
+
     def propose(self, key: PRNGKeyArray, n: int) -> Float[np.ndarray, "n dim"]:
         """Draws xi of the guide, without density."""
         return _join([_propose(self._guide, chunk_key, self._chunk) for chunk_key in self._keys(key, n)], n)

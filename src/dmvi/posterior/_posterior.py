@@ -189,7 +189,9 @@ class Posterior:
             "log evidence": f"{d.log_evidence:.3f} +- {d.log_evidence_se:.3f} (gap {d.gap:.3f} nats)",
             "k-hat": f"{d.khat:.2f}",
             "ESS": f"{d.ess:.3f} of each of {d.draws:,} draws",
-            "round trip": f"{d.round_trip_error:.1e} nats at most",
+            "round trip": "none: weights are those of whole paths"
+            if np.isnan(d.round_trip_error)
+            else f"{d.round_trip_error:.1e} nats at most",
             "training": f"{d.seconds:.1f} s, {d.steps:,} steps; {d.status.value}",
             "warm start": d.warm_start,
             "guide": f"{self.run.guide_name}, {self.target.dim} dimensions, seed {self.run.seed}",
