@@ -1,5 +1,6 @@
 """dmvi's guides as NumPyro's own: autoguides for stock SVI, a path-gradient ELBO, a start for NUTS."""
 
+from dmvi.numpyro._autoguide import AutoChain as AutoChain
 from dmvi.numpyro._autoguide import AutoDiffusion as AutoDiffusion
 from dmvi.numpyro._elbo import PathELBO as PathELBO
 from dmvi.numpyro._elbo import PathEnumELBO as PathEnumELBO

@@ -18,7 +18,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
 
 from dmvi._errors import InputError
-from dmvi.guides import Diffusion, DiffusionGuide, Guide, GuideRecipe, anchored
+from dmvi.guides import ChainGuide, Diffusion, DiffusionGuide, Guide, GuideRecipe, anchored
 from dmvi.guides._guide import trainable
 from dmvi.numpyro._distribution import DiffusionTransform, GuideDistribution
 from dmvi.numpyro._prototype import WithoutEnumerated, explain_prototype
@@ -196,6 +196,55 @@ class AutoDiffusion(AutoRecipe):
         guide = self.get_guide(params)
         assert isinstance(guide, Diffusion)
         return DiffusionTransform(guide)
+
+
+class AutoChain(AutoRecipe):
+    """The stochastic chain guide as a NumPyro autoguide.
+
+    As `AutoDiffusion`, for the chain: its ELBO is the path-space bound, in which log q is that of the draw
+    and its path. It has no transform, as a path is random; `NeuTraReparam` needs `AutoDiffusion`.
+
+    Args:
+        model: a NumPyro model.
+        guide: recipe, such as `dmvi.ChainGuide(steps=16)`; without the score feature, which `dmvi.fit` has.
+
+    Other Args:
+        prefix: first part of the names of its params.
+        init_loc_fn: where the guide starts, one of NumPyro's strategies such as `init_to_median`.
+        init_scale: sd of the guide at the start, in unconstrained coordinates.
+        full_rank: give the base every correlation (a triangle) or none.
+        create_plates: as in NumPyro's guides.
+    """
+
+    recipes = ChainGuide
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: ChainGuide | None = None,
+        *,
+        prefix: str = "auto",
+        init_loc_fn: Callable = init_to_uniform,
+        init_scale: float = 1.0,
+        full_rank: bool = True,
+        create_plates: Callable | None = None,
+    ):
+        guide = ChainGuide() if guide is None else guide
+        if isinstance(guide, ChainGuide) and guide.score:
+            raise InputError("AutoChain has no score feature; use score=False, or dmvi.fit for it.")
+        super().__init__(
+            model,
+            guide,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            init_scale=init_scale,
+            full_rank=full_rank,
+            create_plates=create_plates,
+        )
+
+    def get_transform(self, params: dict[str, Any]):
+        """Refused: the chain is random, no function of its first noise."""
+        raise NotImplementedError("AutoChain has no transform, as its steps are random; use AutoDiffusion.")
 
 
 def _arrays(guide: Guide) -> dict[str, Array]:
