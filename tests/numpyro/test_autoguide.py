@@ -116,7 +116,7 @@ def test_the_transform_is_the_guide(exact):
 def test_the_chain_trains_and_has_no_transform():
     chain = GUIDES["chain"](normal_mean)
     _, result = trained(normal_mean, PathELBO(num_particles=16), Y, guide=chain)
-    assert float(np.mean(result.losses[-100:])) == pytest.approx(-log_evidence(), abs=2e-2)
+    assert float(np.mean(result.losses[-100:])) == pytest.approx(-log_evidence(), abs=5e-2)
     draws = chain.sample_posterior(KEY, result.params, sample_shape=(4000,))
     assert float(draws["mu"].mean()) == pytest.approx(1.0, abs=0.05)
     with pytest.raises(ValueError, match="get_transform"):
