@@ -16,7 +16,7 @@ from dmvi.guides import ChainGuide, DiffusionGuide, GaussianGuide, GuideRecipe, 
 from dmvi.objectives import CoveringELBO, Objective
 from dmvi.posterior import Posterior
 from dmvi.starts import warm_start
-from dmvi.targets import Target, as_target
+from dmvi.targets import as_target
 from dmvi.training import Budget, Settings, Trainer, default_optimizer, progress_for
 
 GUIDES: dict[str, GuideRecipe] = {

@@ -73,7 +73,7 @@ def exact():
 
 
 def test_the_path_gradient_reaches_the_evidence(exact):
-    guide, result = exact
+    _, result = exact
     assert np.isfinite(result.losses).all()
     assert float(np.mean(result.losses[-100:])) == pytest.approx(-log_evidence(), abs=2e-3)
 
@@ -187,7 +187,9 @@ def log_weight(guide, params, key):
 
 
 def relative_distance(left, right) -> float:
-    left, right = (jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in (left, right))
+    left, right = (
+        jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in (left, right)
+    )
     return float(jnp.linalg.norm(left - right) / jnp.linalg.norm(right))
 
 
@@ -330,7 +332,7 @@ def test_a_plate_of_latents_beside_enumeration():
 
     guide = AutoDiffusion(model, SMALL)
     svi = SVI(model, guide, optax.adam(1e-2), TraceEnum_ELBO(num_particles=2))
-    state, loss = svi.update(svi.init(KEY, Y), Y)
+    _, loss = svi.update(svi.init(KEY, Y), Y)
     assert np.isfinite(loss)
 
 
@@ -360,7 +362,7 @@ def test_models_without_latents_and_wrong_arguments_are_refused():
 
     with pytest.raises(dmvi.InputError, match="no latent variables"):
         SVI(empty, AutoDiffusion(empty), optax.adam(1e-2), Trace_ELBO()).init(KEY, 1.0)
-    with pytest.raises(dmvi.InputError, match="DiffusionGuide.*GaussianGuide"):
+    with pytest.raises(dmvi.InputError, match=r"DiffusionGuide.*GaussianGuide"):
         AutoDiffusion(normal_mean, dmvi.GaussianGuide())
     with pytest.raises(dmvi.InputError, match="init_scale"):
         AutoDiffusion(normal_mean, init_scale=0.0)

@@ -151,7 +151,9 @@ def logs(*names):
 
 def gp_density(x):
     v = logs("amplitude", "length", "noise")(x)
-    prior = half_normal(v["amplitude"], 1) + x["log_amplitude"] + half_normal(v["noise"], 0.5) + x["log_noise"]
+    prior = (
+        half_normal(v["amplitude"], 1) + x["log_amplitude"] + half_normal(v["noise"], 0.5) + x["log_noise"]
+    )
     prior += stats.norm.logpdf(x["log_length"], 0, 0.5)
     cov = covariance(v["amplitude"], v["length"], v["noise"])
     return prior + stats.multivariate_normal.logpdf(jnp.asarray(GP_Y), jnp.zeros(8), cov)

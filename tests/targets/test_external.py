@@ -63,7 +63,8 @@ def test_both_modes_of_differentiation_and_the_hessian():
 def test_the_hessian_of_a_curved_function():
     def function(x):
         return -np.cosh(x).sum(axis=1) - (x[:, 0] * x[:, 1]) ** 2, np.stack(
-            [-np.sinh(x[:, 0]) - 2 * x[:, 0] * x[:, 1] ** 2, -np.sinh(x[:, 1]) - 2 * x[:, 1] * x[:, 0] ** 2], 1
+            [-np.sinh(x[:, 0]) - 2 * x[:, 0] * x[:, 1] ** 2, -np.sinh(x[:, 1]) - 2 * x[:, 1] * x[:, 0] ** 2],
+            1,
         )
 
     xi = jnp.array([0.7, -1.2])
@@ -145,7 +146,7 @@ def test_what_is_refused(function, dim, keywords, message):
 class FakeStan:
     """An object with BridgeStan's documented interface.
 
-    The model is mu ~ N(0, 1); vector<lower=0>[2] s, each log s ~ N(mu, 1) with density in s; tau = s[1] * s[2]
+    The model is mu ~ N(0, 1); vector<lower=0>[2] s, each log s ~ N(mu, 1) with density in s; tau = s[1] s[2]
     as transformed parameter; matrix[2, 2] m as generated quantity, in Stan's column-major order.
     """
 
@@ -198,7 +199,9 @@ def test_bridgestan_names_density_and_constraining():
 
 
 def test_bridgestan_is_fitted():
-    posterior = dmvi.fit(dmvi.Target.from_bridgestan(FakeStan()), guide="full-rank", steps=200, progress=False)
+    posterior = dmvi.fit(
+        dmvi.Target.from_bridgestan(FakeStan()), guide="full-rank", steps=200, progress=False
+    )
     assert posterior.diagnostics.log_evidence == pytest.approx(0.0, abs=0.02)
     draws = posterior.sample(4000)
     assert draws["mu"].mean() == pytest.approx(0, abs=0.06)

@@ -174,6 +174,8 @@ print(jax.device_count(), jax.config.jax_enable_x64, target.log_density(jax.nump
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_devices_and_float_width_stay_as_they_are(wide):
-    script = SCRIPT.replace("import dmvi\n", f"import dmvi, jax\njax.config.update('jax_enable_x64', {wide})\n")
+    script = SCRIPT.replace(
+        "import dmvi\n", f"import dmvi, jax\njax.config.update('jax_enable_x64', {wide})\n"
+    )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["1", str(wide), "float64" if wide else "float32"]

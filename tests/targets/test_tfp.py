@@ -78,8 +78,10 @@ def test_what_is_refused():
     with pytest.raises(dmvi.InputError, match="holds its data already"):
         dmvi.fit(joint.experimental_pin(y=Y), data={"y": Y})
     discrete = tfd.JointDistributionNamed({"k": tfd.Bernoulli(0.5), "y": lambda k: tfd.Normal(1.0 * k, 1.0)})
-    with pytest.raises(dmvi.InputError, match="'k'.*discrete"):
+    with pytest.raises(dmvi.InputError, match=r"'k'.*discrete"):
         dmvi.fit(discrete.experimental_pin(y=0.5))
-    batched = tfd.JointDistributionNamed({"mu": tfd.Normal(jnp.zeros(2), 1.0), "y": lambda mu: tfd.Normal(mu, 1.0)})
+    batched = tfd.JointDistributionNamed(
+        {"mu": tfd.Normal(jnp.zeros(2), 1.0), "y": lambda mu: tfd.Normal(mu, 1.0)}
+    )
     with pytest.raises(dmvi.InputError, match=r"batch shape.*AutoBatched"):
         dmvi.fit(batched.experimental_pin(y=jnp.zeros(2)))

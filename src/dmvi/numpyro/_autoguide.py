@@ -82,7 +82,9 @@ class AutoRecipe(AutoContinuous):
 
     def _guide(self) -> Guide:
         """The guide at the parameters of the running program."""
-        arrays = numpyro.param(f"{self.prefix}_guide", lambda key: _arrays(self._build(self._init_latent, key)))
+        arrays = numpyro.param(
+            f"{self.prefix}_guide", lambda key: _arrays(self._build(self._init_latent, key))
+        )
         assert isinstance(arrays, dict)
         return _with_arrays(self._structure, arrays)
 

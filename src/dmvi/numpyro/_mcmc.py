@@ -57,7 +57,9 @@ def init_mcmc(
         raise InputError(f"num_chains must be an integer of at least 1, got {num_chains!r}.")
     sites = _unconstrained(fit, params, seed, DRAWS + num_chains)
     # NumPyro flattens sites in the order of their names.
-    flat = np.concatenate([np.reshape(sites[name], (DRAWS + num_chains, -1)) for name in sorted(sites)], axis=1)
+    flat = np.concatenate(
+        [np.reshape(sites[name], (DRAWS + num_chains, -1)) for name in sorted(sites)], axis=1
+    )
     flat = flat[num_chains:].astype(np.float64)
     variance = flat.var(axis=0, ddof=1) + _LEAST * flat.var(axis=0, ddof=1).max()
     covariance = np.atleast_2d(np.cov(flat, rowvar=False))

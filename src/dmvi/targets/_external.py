@@ -111,8 +111,9 @@ class Host:
         value, gradient = (np.asarray(part, np.float64) for part in found)
         if value.shape != (len(points),) or gradient.shape != points.shape:
             raise InputError(
-                f"For {len(points)} points of dimension {self.dim} the function has to return values of shape "
-                f"({len(points)},) and gradients of shape {points.shape}; got {value.shape} and {gradient.shape}."
+                f"For points of shape {points.shape} the function has to return values of shape "
+                f"({len(points)},) and gradients of shape {points.shape}; got {value.shape} and "
+                f"{gradient.shape}."
             )
         return value, gradient
 

@@ -89,8 +89,8 @@ def _part(values: list[Any], graph: Any, name: str, total: int | None) -> _Part:
         return _Part(as_jax(values, graph), None, 1, 1.0)
     if len(found) > 1:
         raise InputError(
-            f"Variable {name!r} of the PyMC model depends on {len(found)} calls of pm.Minibatch, whose rows do "
-            "not belong together; cut all its data in one call, pm.Minibatch(x, y, batch_size=...)."
+            f"Variable {name!r} of the PyMC model depends on {len(found)} calls of pm.Minibatch, whose rows "
+            "do not belong together; cut all its data in one call, pm.Minibatch(x, y, batch_size=...)."
         )
     minibatch = found[0]
     index, rows = minibatch.chosen()
@@ -153,8 +153,8 @@ def _read(model: pymc.Model) -> _Program:
     rest = model.logp(vars=whole)
     if find_minibatches([rest]):
         raise InputError(
-            "A potential or a free variable of the PyMC model depends on pm.Minibatch, so it cannot be scaled "
-            "to the full data; write it as an observed variable with total_size."
+            "A potential or a free variable of the PyMC model depends on pm.Minibatch, so it cannot be "
+            "scaled to the full data; write it as an observed variable with total_size."
         )
     variables = [v for v in model.unobserved_value_vars if not is_transformed_name(v.name)]
     constrained = {str(v.name): _part(values, v, str(v.name), None) for v in variables}
@@ -209,8 +209,8 @@ def _check_free(model: pymc.Model) -> None:
     for rv in model.free_RVs:
         if rv.type.numpy_dtype.kind in "biu":
             raise InputError(
-                f"Variable {rv.name!r} of the PyMC model is discrete, which has no gradient; sum it out, with "
-                "pm.Mixture or pymc_extras.marginalize."
+                f"Variable {rv.name!r} of the PyMC model is discrete, which has no gradient; sum it out, "
+                "with pm.Mixture or pymc_extras.marginalize."
             )
 
 

@@ -17,7 +17,6 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, io_toposort
 
-
 Function = Callable[..., Array]
 
 
@@ -99,7 +98,9 @@ def rebuild(outputs: Sequence[Any], replacements: dict[Any, Any]) -> list[Any]:
         inputs = [known.get(variable, variable) for variable in node.inputs]
         if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
             copy = node.clone_with_new_inputs(inputs, strict=False)
-            known |= {old: new for old, new in zip(node.outputs, copy.outputs, strict=True) if old not in known}
+            known |= {
+                old: new for old, new in zip(node.outputs, copy.outputs, strict=True) if old not in known
+            }
     return [known.get(variable, variable) for variable in outputs]
 
 

@@ -112,14 +112,14 @@ def _check(pinned: Any, names: list[str]) -> None:
     for name, dtype in zip(names, dtypes, strict=True):
         if dtype.kind in "biu":
             raise InputError(
-                f"Variable {name!r} of the joint distribution is discrete, which has no gradient; sum it out, "
-                "with MixtureSameFamily for example."
+                f"Variable {name!r} of the joint distribution is discrete, which has no gradient; sum it "
+                "out, with MixtureSameFamily for example."
             )
     batch = jax.tree.leaves(pinned.batch_shape, is_leaf=lambda leaf: hasattr(leaf, "as_list"))
     if any(tuple(shape) for shape in batch):
         raise InputError(
-            f"The joint distribution has batch shape {tuple(batch[0])}, one density was expected; wrap its parts "
-            "in tfd.Independent or tfd.Sample, or use a JointDistribution*AutoBatched."
+            f"The joint distribution has batch shape {tuple(batch[0])}, one density was expected; wrap its "
+            "parts in tfd.Independent or tfd.Sample, or use a JointDistribution*AutoBatched."
         )
 
 
