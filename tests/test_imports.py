@@ -29,6 +29,7 @@ ARROWS = {
     "starts": {ERRORS, COMPILE, RANDOM, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
     "posterior": {ERRORS, COMPILE, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "_fit": {ERRORS, RUN, *(f"dmvi.{stage}" for stage in STAGES)},
+    "numpyro": {ERRORS, RANDOM, "dmvi.guides", "dmvi.posterior"},
     "cli": {"dmvi"},
     "__init__": {"dmvi"},
     "__main__": {"dmvi"},

@@ -1,5 +1,6 @@
 """Posteriors of probabilistic programs with a diffusion model as the variational family."""
 
+from dmvi import numpyro as numpyro
 from dmvi import objectives as objectives
 from dmvi._errors import InputError as InputError
 from dmvi._fit import fit as fit

@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -49,7 +48,7 @@ COOLDOWN_LOOKS = 10
 
 
 def fit(
-    model: Callable | Target,
+    model: Any = None,
     *,
     data: dict[str, Any] | None = None,
     args: tuple = (),
@@ -66,7 +65,8 @@ def fit(
     """Infer the posterior of a model.
 
     Args:
-        model: a NumPyro model; or, with `init`, a JAX log-density of a pytree; or a `Target`.
+        model: a NumPyro model; or, with `init`, a JAX log-density of a pytree; or a PyMC model (left out:
+            the one whose context is open); or a pinned joint distribution of TFP on JAX; or a `Target`.
         data: the model's keyword arguments.
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.

@@ -17,7 +17,9 @@ TIME_FREQUENCIES = 4
 
 
 def initial_weights(key: PRNGKeyArray, shape: tuple[int, ...], scale: float) -> Array:
-    """Normal initial weights of standard deviation `scale`."""
+    """Normal initial weights of standard deviation `scale`; from NumPy, unless the key is traced."""
+    if isinstance(key, jax.core.Tracer):
+        return scale * jr.normal(key, shape, jnp.result_type(float))
     values = scale * np.random.default_rng(seed_of(key)).standard_normal(shape)
     return jax.device_put(values.astype(jnp.result_type(float)))
 

@@ -1,6 +1,7 @@
 """A fit in the form ArviZ reads."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import arviz_base
@@ -14,8 +15,10 @@ def to_datatree(
     log_likelihood: Mapping[str, np.ndarray],
     dims: Mapping[str, Sequence[str]],
     attributes: Mapping[str, Any],
+    coords: Mapping[str, Any] = MappingProxyType({}),
+    constant: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> xr.DataTree:
-    """Groups posterior, observed_data and log_likelihood; the draws form one chain.
+    """Groups posterior, observed_data, constant_data and log_likelihood; the draws form one chain.
 
     Groups without content are left out. A "/" in a site's name, which NumPyro's scopes write and
     xarray keeps for groups, becomes ".".
@@ -26,17 +29,22 @@ def to_datatree(
         log_likelihood: pointwise log-likelihood by observed site, draws leading.
         dims: names of the leading dimensions of each site.
         attributes: what is written beside the posterior group.
+        coords: labels along named dimensions.
+        constant: data that are not random variables.
     """
     groups = {
         "posterior": {_name(site): np.asarray(values)[None] for site, values in posterior.items()},
         "observed_data": {_name(site): np.asarray(values) for site, values in observed.items()},
+        "constant_data": {_name(site): np.asarray(values) for site, values in constant.items()},
         "log_likelihood": {_name(site): np.asarray(values)[None] for site, values in log_likelihood.items()},
     }
     groups = {group: sites for group, sites in groups.items() if sites}
     shapes: dict[str, tuple[int, ...]] = {_name(site): values.shape[1:] for site, values in posterior.items()}
-    shapes |= {_name(site): np.shape(values) for site, values in observed.items()}
+    shapes |= {_name(site): np.shape(values) for site, values in {**observed, **constant}.items()}
     named = {_name(site): tuple(names) for site, names in dims.items()}
-    return arviz_base.from_dict(groups, dims=_usable(named, shapes), attrs={"posterior": dict(attributes)})
+    return arviz_base.from_dict(
+        groups, dims=_usable(named, shapes), coords=dict(coords), attrs={"posterior": dict(attributes)}
+    )
 
 
 def _name(site: str) -> str:

@@ -131,6 +131,8 @@ class Posterior:
     ) -> xr.DataTree:
         """The fit as ArviZ reads it: groups posterior (one chain), observed_data, log_likelihood.
 
+        For a PyMC model it is what `pm.sample` would return: before PyMC 6 that is an `InferenceData`.
+
         Args:
             n: number of draws.
             seed: chooses the draws.
@@ -148,13 +150,16 @@ class Posterior:
             "resampled": int(resample),
             "verdict": self.verdict.value,
         }
-        return to_datatree(
+        tree = to_datatree(
             self._draws.constrain(xi),
             self.target.observed,
             self._draws.log_likelihood(xi) if log_likelihood else {},
             self.target.dims,
             attributes,
+            self.target.coords,
+            self.target.constant,
         )
+        return self.target.export(tree)
 
     def _advised(self, resample: bool | None) -> bool:
         return self.verdict is Verdict.RESAMPLE if resample is None else resample

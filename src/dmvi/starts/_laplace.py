@@ -24,7 +24,7 @@ class Surface:
         self.dtype = jnp.result_type(float)
         options = quick_options()
         self._first = jax.jit(jax.value_and_grad(target.log_density), compiler_options=options)
-        self._second = jax.jit(jax.hessian(target.log_density), compiler_options=options)
+        self._second = jax.jit(target.hessian, compiler_options=options)
 
     def value_and_gradient(self, xi: np.ndarray) -> tuple[float, np.ndarray]:
         """log pi(xi) and its gradient."""

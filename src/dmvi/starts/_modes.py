@@ -126,7 +126,7 @@ def _climb(target: Target, starts: Float[Array, "n dim"]) -> tuple[Float[Array, 
     def model(x):
         """Value, slopes and curvatures along the eigenvectors of the Hessian, and these."""
         value, gradient = jax.value_and_grad(target.log_density)(x)
-        curvatures, vectors = jnp.linalg.eigh(-jax.hessian(target.log_density)(x))
+        curvatures, vectors = jnp.linalg.eigh(-target.hessian(x))
         return value, vectors.T @ gradient, curvatures, vectors
 
     def one(x):

@@ -77,6 +77,7 @@ def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Targ
         _log_likelihood=lambda xi, params: {},
         _start=start,
         _draw_batch=lambda key: None,
+        _unpack=coordinates.split,
     )
 
 

@@ -11,9 +11,9 @@ from jaxtyping import Array, PRNGKeyArray
 from dmvi._errors import InputError
 from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
 from dmvi.targets._checks import NUM_STARTS, Search, check_search, explain_failure, find_start
-from dmvi.targets._numpyro_handlers import draw_without_replacement
 from dmvi.targets._numpyro_program import Program, trace_prior
 from dmvi.targets._numpyro_sites import read_sites, unconstrained_param
+from dmvi.targets._subsets import draw_without_replacement
 from dmvi.targets._target import Batch, Target
 
 RADIUS = 2.0  # starts are uniform in (-2, 2)^dim, as NumPyro's own
@@ -130,4 +130,5 @@ def _as_target(program: Program, probe: _Probe) -> Target:
         _log_likelihood=program.log_likelihood,
         _start=lambda key: jax.random.uniform(key, (sites.coordinates.dim,), minval=-RADIUS, maxval=RADIUS),
         _draw_batch=draw_batch if sites.plates else lambda key: None,
+        _unpack=sites.coordinates.split,
     )

@@ -1,9 +1,8 @@
 """Effect handlers that make a NumPyro model a plain density: its plates and its imputed values."""
 
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array
 from numpyro.primitives import Messenger
 
 from dmvi._errors import InputError
@@ -61,20 +60,3 @@ def _unmasked(fn: dist.Distribution) -> dist.Distribution:
     if isinstance(fn, dist.ExpandedDistribution):
         return _unmasked(fn.base_dist).expand(fn.batch_shape)
     return fn.base_dist if isinstance(fn, dist.MaskedDistribution) else fn
-
-
-def draw_without_replacement(key: PRNGKeyArray, size: int, count: int) -> Int[Array, " count"]:
-    """A uniform random subset of {0, ..., size - 1}, by Floyd's algorithm.
-
-    For j = size - count, ..., size - 1: draw t from {0, ..., j}; take t unless it is taken, else j.
-    Work is count^2 whatever the size; shuffling all indices takes 40 ms for 100,000 of them.
-    """
-    tops = jnp.arange(size - count, size)
-    draws = jax.random.randint(key, (count,), 0, tops + 1)
-
-    def take(chosen: Array, step: tuple[Array, Array, Array]) -> tuple[Array, None]:
-        i, j, t = step
-        return chosen.at[i].set(jnp.where(jnp.any(chosen == t), j, t)), None
-
-    chosen, _ = jax.lax.scan(take, jnp.full_like(draws, -1), (jnp.arange(count), tops, draws))
-    return chosen

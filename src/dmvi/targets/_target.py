@@ -36,6 +36,9 @@ class _Record(Mapping[str, Any]):
         return id(self)
 
 
+_NOTHING = _Record({})
+
+
 class Target(eqx.Module):
     r"""An unnormalised log-density on R^dim with the way back to the model's own variables.
 
@@ -52,6 +55,8 @@ class Target(eqx.Module):
         dims: names of the dimensions (plates) of each site, outermost first.
         data_size: number of observations behind the density; None where it is not known.
         subsampled: whether `draw_batch` gives minibatches.
+        coords: labels along the dimensions named in `dims`, for ArviZ.
+        constant: data that are not random variables, for ArviZ.
     """
 
     dim: int = eqx.field(static=True)
@@ -67,6 +72,11 @@ class Target(eqx.Module):
     _log_likelihood: Callable[[Array, dict[str, Array]], dict[str, Array]] = eqx.field(static=True)
     _start: Callable[[PRNGKeyArray], Array] = eqx.field(static=True)
     _draw_batch: Callable[[PRNGKeyArray], Batch] = eqx.field(static=True)
+    _unpack: Callable[[Array], dict[str, Array]] | None = eqx.field(static=True, default=None)
+    _hessian: Callable[[Array], Array] | None = eqx.field(static=True, default=None)
+    _export: Callable[[Any], Any] | None = eqx.field(static=True, default=None)
+    coords: Mapping[str, Any] = eqx.field(static=True, converter=_Record, default=_NOTHING)
+    constant: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_Record, default=_NOTHING)
 
     def __hash__(self) -> int:
         return id(self)  # so that jax.jit takes the methods below
@@ -84,6 +94,10 @@ class Target(eqx.Module):
         with jax.default_matmul_precision("highest"):
             return self._log_density(xi, self.params, batch)
 
+    def hessian(self, xi: Float[Array, " dim"]) -> Float[Array, "dim dim"]:
+        """Second derivatives of log pi at xi; by differences where the density has first ones only."""
+        return jax.hessian(self.log_density)(xi) if self._hessian is None else self._hessian(xi)
+
     def constrain(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
         """The model's variables at xi: every latent and deterministic site by name."""
         return self._constrain(xi, self.params)
@@ -96,9 +110,33 @@ class Target(eqx.Module):
         """Pointwise log-likelihood of each observed site on the full data."""
         return self._log_likelihood(xi, self.params)
 
+    def unpack(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
+        """The unconstrained coordinates of each latent site by name, before `constrain` maps them."""
+        return {"xi": xi} if self._unpack is None else self._unpack(xi)
+
+    def export(self, tree: Any) -> Any:
+        """Draws in ArviZ's form as the model's own library would return them."""
+        return tree if self._export is None else self._export(tree)
+
     def start(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
         """A random starting point; not every one need have a finite density."""
         return self._start(key)
+
+    @staticmethod
+    def from_value_and_grad(
+        function: Callable[[np.ndarray], tuple[Any, Any]], dim: int, *, init: Any = None, names: Any = None
+    ) -> "Target":
+        """A NumPy function of a batch of points as a Target; see `dmvi.targets.from_value_and_grad`."""
+        from dmvi.targets._external import from_value_and_grad
+
+        return from_value_and_grad(function, dim, init=init, names=names)
+
+    @staticmethod
+    def from_bridgestan(model: Any, *, seed: int = 0) -> "Target":
+        """A compiled Stan model as a Target; see `dmvi.targets.from_bridgestan`."""
+        from dmvi.targets._bridgestan import from_bridgestan
+
+        return from_bridgestan(model, seed=seed)
 
     def draw_batch(self, key: PRNGKeyArray) -> Batch:
         """Indices of one minibatch, or None when the density uses the full data."""

@@ -1,0 +1,131 @@
+"""A pinned joint distribution of TensorFlow Probability on JAX as a Target."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from dmvi._errors import InputError
+from dmvi.targets._checks import NUM_STARTS, check_search, explain_failure, find_start
+from dmvi.targets._coordinates import Coordinates
+from dmvi.targets._target import Batch, Target
+
+RADIUS = 2.0  # starts are uniform in (-2, 2)^dim
+
+
+def from_tfp(pinned: Any) -> Target:
+    r"""Turn a pinned `JointDistribution*` into a Target.
+
+    log pi(xi) = log p(y, theta(xi)) + log |det d theta / d xi|
+
+    where theta(xi) are the unpinned variables through their default event-space bijectors and y the
+    pinned ones.
+
+    Args:
+        pinned: `joint.experimental_pin(y=y)` of `tensorflow_probability.substrates.jax`.
+
+    Raises:
+        InputError: if a variable is discrete, the joint has a batch shape, or no start has a finite
+            log-density.
+    """
+    try:
+        program = _Program(pinned)
+        search = jax.jit(find_start, static_argnums=(0, 2))(
+            lambda xi: (program.log_density(xi, {}, None), jnp.zeros((0,), int)), program.starts(), 0
+        )
+    except InputError:
+        raise
+    except Exception as error:  # whatever the joint's own code raises is told as a fault of the model
+        raise explain_failure(error, from_tfp, "data", _pins(pinned)) from error
+    check_search(search)
+    observed = _pins(pinned)
+    return Target(
+        dim=program.coordinates.dim,
+        names=program.coordinates.labels,
+        params={},
+        observed=observed,
+        dims={},
+        data_size=sum(np.size(value) for value in observed.values()) if observed else None,
+        subsampled=False,
+        _log_density=program.log_density,
+        _constrain=program.constrain,
+        _constrain_params=lambda params: {},
+        _log_likelihood=program.log_likelihood,
+        _start=program.start,
+        _draw_batch=lambda key: None,
+        _unpack=program.coordinates.split,
+    )
+
+
+class _Program:
+    """The functions of a pinned joint, in flat coordinates."""
+
+    def __init__(self, pinned: Any):
+        self.pinned = pinned
+        shapes = pinned.event_shape
+        self.names = [str(name) for name in pinned._flat_resolve_names()]
+        _check(pinned, self.names)
+        self.bijector = pinned.experimental_default_event_space_bijector()
+        inner = self.bijector.inverse_event_shape(shapes)
+        leaves, self.structure = jax.tree.flatten(inner, is_leaf=lambda leaf: hasattr(leaf, "as_list"))
+        self.coordinates = Coordinates(
+            {name: tuple(shape) for name, shape in zip(self.names, leaves, strict=True)}
+        )
+
+    def _unconstrained(self, xi: Array) -> Any:
+        return jax.tree.unflatten(self.structure, list(self.coordinates.split(xi).values()))
+
+    def log_density(self, xi: Array, params: dict[str, Array], batch: Batch) -> Array:
+        """log pi(xi)."""
+        inner = self._unconstrained(xi)
+        theta = self.bijector.forward(inner)
+        log_det = self.bijector.forward_log_det_jacobian(inner)
+        return jnp.asarray(self.pinned.unnormalized_log_prob(theta) + log_det, xi.dtype)
+
+    def constrain(self, xi: Array, params: dict[str, Array]) -> dict[str, Array]:
+        """The unpinned variables by name."""
+        theta = self.bijector.forward(self._unconstrained(xi))
+        return dict(zip(self.names, jax.tree.leaves(theta), strict=True))
+
+    def log_likelihood(self, xi: Array, params: dict[str, Array]) -> dict[str, Array]:
+        """log p(y | theta) of the pinned variables, as finely as the joint's own events go."""
+        theta = self.bijector.forward(self._unconstrained(xi))
+        parts = self.pinned.unnormalized_log_prob_parts(theta)
+        return {name: jnp.asarray(value) for name, value in _named(parts.pinned).items()}
+
+    def start(self, key: PRNGKeyArray) -> Array:
+        """A point of (-2, 2)^dim."""
+        return jax.random.uniform(key, (self.coordinates.dim,), minval=-RADIUS, maxval=RADIUS)
+
+    def starts(self) -> Array:
+        """Starts for the check, from NumPy."""
+        shape = (NUM_STARTS, self.coordinates.dim)
+        return jnp.asarray(np.random.default_rng(0).uniform(-RADIUS, RADIUS, shape), jnp.result_type(float))
+
+
+def _check(pinned: Any, names: list[str]) -> None:
+    if not names:
+        raise InputError("Every variable of the joint distribution is pinned; leave some free to infer.")
+    dtypes = [np.dtype(dtype) for dtype in jax.tree.leaves(pinned.dtype)]
+    for name, dtype in zip(names, dtypes, strict=True):
+        if dtype.kind in "biu":
+            raise InputError(
+                f"Variable {name!r} of the joint distribution is discrete, which has no gradient; sum it "
+                "out, with MixtureSameFamily for example."
+            )
+    batch = jax.tree.leaves(pinned.batch_shape, is_leaf=lambda leaf: hasattr(leaf, "as_list"))
+    if any(tuple(shape) for shape in batch):
+        raise InputError(
+            f"The joint distribution has batch shape {tuple(batch[0])}, one density was expected; wrap its "
+            "parts in tfd.Independent or tfd.Sample, or use a JointDistribution*AutoBatched."
+        )
+
+
+def _pins(pinned: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value) for name, value in _named(pinned.pins).items()}
+
+
+def _named(values: Any) -> dict[str, Any]:
+    return dict(values) if isinstance(values, dict) else dict(values._asdict())
