@@ -13,6 +13,7 @@ ERRORS = "dmvi._errors"
 RUN = "dmvi._run"
 RANDOM = "dmvi._random"
 COMPILE = "dmvi._compile"
+RECIPES = "dmvi._recipes"
 STAGES = ["targets", "diffusion", "guides", "objectives", "training", "starts", "posterior"]
 
 # What each stage may import of dmvi besides itself. A package stands for all of its modules.
@@ -28,7 +29,10 @@ ARROWS = {
     "training": {ERRORS, COMPILE, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "starts": {ERRORS, COMPILE, RANDOM, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
     "posterior": {ERRORS, COMPILE, RUN, GUIDE, TARGET, "dmvi.objectives"},
-    "_fit": {ERRORS, RUN, *(f"dmvi.{stage}" for stage in STAGES)},
+    "_recipes": {ERRORS, "dmvi.diffusion", "dmvi.guides"},
+    "_fit": {ERRORS, RUN, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
+    "_load": {ERRORS, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
+    "_resume": {ERRORS, RUN, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
     "cli": {"dmvi"},
     "__init__": {"dmvi"},
     "__main__": {"dmvi"},

@@ -3,6 +3,8 @@
 from dmvi import objectives as objectives
 from dmvi._errors import InputError as InputError
 from dmvi._fit import fit as fit
+from dmvi._load import load as load
+from dmvi._resume import resume as resume
 from dmvi._run import Status as Status
 from dmvi.diffusion import MLP as MLP
 from dmvi.diffusion import Projected as Projected
@@ -10,6 +12,8 @@ from dmvi.guides import DiffusionGuide as DiffusionGuide
 from dmvi.guides import GaussianGuide as GaussianGuide
 from dmvi.guides import Guide as Guide
 from dmvi.posterior import Posterior as Posterior
+from dmvi.posterior import StoredPosterior as StoredPosterior
+from dmvi.posterior import compare as compare
 from dmvi.targets import Target as Target
 
 __version__ = "0.1.0"

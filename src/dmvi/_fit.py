@@ -5,13 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
+from jaxtyping import PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._random import children
+from dmvi._recipes import describe_recipe
 from dmvi._run import Run
 from dmvi.guides import DiffusionGuide, GaussianGuide, GuideRecipe, anchored
 from dmvi.objectives import CoveringELBO, Objective
@@ -82,8 +85,8 @@ def fit(
     target = as_target(model, args=args, data=data, init=init)
     full = recipe.name != "mean-field"
     _check_recipe(recipe, target.dim)
-    start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)
-    settings = _settings(int(steps), int(particles), optimizer, objective)
+    start_key, guide_key, train_key, judge_key = fit_keys(int(seed))
+    settings = training_settings(int(steps), int(particles), optimizer, objective)
     line = progress_for(progress)
     try:
         start = warm_start(target, full=full, key=start_key, progress=line)
@@ -110,13 +113,30 @@ def fit(
         warm_start=start.name,
         guide_name=recipe.name,
         seed=int(seed),
+        settings={
+            "model": getattr(model, "__name__", type(model).__name__),
+            "guide": describe_recipe(recipe),
+            "steps": int(steps),
+            "particles": int(particles),
+            "optimizer": "default" if optimizer is None else "given by the user",
+            "objective": "default" if objective is None else type(objective).__name__,
+            "time_limit": None if time_limit is None else float(time_limit),
+            "backend": jax.default_backend(),
+            "precision": str(np.dtype(jnp.result_type(float))),
+        },
     )
-    return Posterior(target, outcome.guide, run, judge_key)
+    return Posterior(target, outcome.guide, run, judge_key, training=jax.tree.leaves(outcome.state))
 
 
-def _settings(
+def fit_keys(seed: int) -> list[PRNGKeyArray]:
+    """Keys of the warm start, of the guide, of training and of the posterior."""
+    return children(jr.key(seed), 4)
+
+
+def training_settings(
     steps: int, particles: int, optimizer: optax.GradientTransformation | None, objective: Objective | None
 ) -> Settings:
+    """How to train, with defaults where the user has no wishes."""
     chunk = max(1, steps // LOOKS)
     return Settings(
         objective=objective or CoveringELBO(),

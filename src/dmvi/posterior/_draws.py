@@ -1,7 +1,7 @@
 """Draws of a fitted guide, computed in chunks of one compiled size."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -56,6 +56,33 @@ class Draws:
         """The pointwise log-likelihood at each xi."""
         return _over_rows(lambda rows: _log_likelihood(self._target, rows), xi, self._chunk)
 
+    def log_density(self, xi: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
+        """log pi(xi) on the full data."""
+        return _over_rows(lambda rows: _log_density(self._target, rows), xi, min(self._chunk, len(xi)))
+
+    def stages(self, key: PRNGKeyArray, n: int) -> Float[np.ndarray, "stages n dim"]:
+        """n draws on their way from noise, the last stage being the draws."""
+        keys = self._keys(key, n)
+        chunks = [_stages(self._guide, chunk_key, min(self._chunk, n)) for chunk_key in keys]
+        return np.moveaxis(_join(chunks, n), 0, 1)
+
+    def predict(
+        self, key: PRNGKeyArray, xi: np.ndarray | None, n: int, data: Mapping[str, Any] | None
+    ) -> dict[str, np.ndarray]:
+        """n predictive draws, given latents at the rows of xi or, for None, from the prior."""
+        draw = self._target.predictive(data)
+        size = min(self._chunk, n)
+
+        def one(key: PRNGKeyArray, xi: Array | None, params: dict[str, Array]) -> dict[str, Array]:
+            return draw(key, xi, params)
+
+        across = jax.jit(jax.vmap(one, in_axes=(0, None if xi is None else 0, None)))
+        chunks = []
+        for i, chunk_key in enumerate(chunk_keys(key, n, size)):
+            rows = None if xi is None else jnp.asarray(xi[np.arange(i * size, (i + 1) * size) % n])
+            chunks.append(across(jax.random.split(chunk_key, size), rows, self._target.params))
+        return _join(chunks, n)
+
     @functools.cached_property
     def _site_names(self) -> list[str]:
         # Compiled functions return dictionaries sorted by name; only a bare trace shows the model's order.
@@ -69,6 +96,16 @@ class Draws:
 @compiled
 def _propose(guide: Guide, key: PRNGKeyArray, chunk: int) -> Float[Array, "chunk dim"]:
     return guide.sample(key, (chunk,))
+
+
+@compiled
+def _log_density(target: Target, xi: Float[Array, "chunk dim"]) -> Float[Array, " chunk"]:
+    return jax.vmap(target.log_density)(xi)
+
+
+@compiled
+def _stages(guide: Guide, key: PRNGKeyArray, chunk: int) -> Float[Array, "chunk stages dim"]:
+    return jax.vmap(guide.stages)(jax.random.split(key, chunk))
 
 
 @compiled

@@ -8,7 +8,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dmvi._errors import InputError
+
 Batch = Any  # a pytree of plate name -> indices; None stands for the full data
+# From a key, xi (None: a draw of the prior) and psi to observed and deterministic sites.
+Predict = Callable[[PRNGKeyArray, Array | None, dict[str, Array]], dict[str, Array]]
 
 
 class _Record(Mapping[str, Any]):
@@ -52,6 +56,7 @@ class Target(eqx.Module):
         dims: names of the dimensions (plates) of each site, outermost first.
         data_size: number of observations behind the density; None where it is not known.
         subsampled: whether `draw_batch` gives minibatches.
+        constant: arrays the model was given beside what it observed, for ArviZ.
     """
 
     dim: int = eqx.field(static=True)
@@ -67,6 +72,8 @@ class Target(eqx.Module):
     _log_likelihood: Callable[[Array, dict[str, Array]], dict[str, Array]] = eqx.field(static=True)
     _start: Callable[[PRNGKeyArray], Array] = eqx.field(static=True)
     _draw_batch: Callable[[PRNGKeyArray], Batch] = eqx.field(static=True)
+    constant: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_Record, default_factory=dict)
+    _predictive: Callable[[Mapping[str, Any] | None], Predict] | None = eqx.field(static=True, default=None)
 
     def __hash__(self) -> int:
         return id(self)  # so that jax.jit takes the methods below
@@ -95,6 +102,22 @@ class Target(eqx.Module):
     def log_likelihood(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
         """Pointwise log-likelihood of each observed site on the full data."""
         return self._log_likelihood(xi, self.params)
+
+    def predictive(self, data: Mapping[str, Any] | None = None) -> Predict:
+        """A function that draws what the model could have observed, and its deterministic sites.
+
+        Args:
+            data: arguments of the model to replace, by name; None keeps those of the fit.
+
+        Returns:
+            (key, xi, params) -> sites by name; where xi is None, latents come from their prior.
+        """
+        if self._predictive is None:
+            raise InputError(
+                "A log-density does not say how observations come about, so there are no predictive draws; "
+                "write the model with NumPyro primitives to get them."
+            )
+        return self._predictive(data)
 
     def start(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
         """A random starting point; not every one need have a finite density."""
