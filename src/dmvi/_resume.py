@@ -11,6 +11,7 @@ import optax
 
 from dmvi._errors import InputError
 from dmvi._fit import PARTICLES, STEPS, fit_keys, training_settings
+from dmvi._run import Status
 from dmvi.objectives import Objective
 from dmvi.posterior import Posterior
 from dmvi.training import Budget, Settings, State, Trained, Trainer, initial_state, progress_for
@@ -66,7 +67,8 @@ def resume(
     target = eqx.tree_at(lambda t: t.params, posterior.target, outcome.params)
     after = dataclasses.replace(
         run,
-        status=outcome.status,
+        # No better than where it began: for further training that is a plateau.
+        status=Status.CONVERGED if outcome.status is Status.WARM_START else outcome.status,
         steps=outcome.steps,
         seconds=run.seconds + time.perf_counter() - began,
         skipped=outcome.skipped,

@@ -13,8 +13,6 @@ size of the file itself, as nothing is compressed, and every byte is checked bef
 import hashlib
 import io
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmvi._errors import InputError
+from dmvi.posterior._atomic import replaced
 
 FORMAT, VERSION = "dmvi", 1
 LARGEST_MANIFEST = 2**24
@@ -44,10 +43,6 @@ class Contents(NamedTuple):
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
     """Write a file in one go: whoever reads `path` sees the old file or the new one, never half."""
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; name a file in it.")
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {str(path.parent)!r}; create it first.")
     listed, members = {}, []
     for i, (name, array) in enumerate(arrays.items()):
         content = _to_bytes(name, array)
@@ -57,21 +52,9 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any
     manifest = {"format": FORMAT, "version": VERSION, "arrays": listed, "record": record}
     encoded = json.dumps(manifest, allow_nan=False, indent=1).encode()
     members = [(_MANIFEST, encoded), (_MANIFEST_SUM, _sum(encoded).encode()), *members]
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                for member, content in members:
-                    # A fixed date, so that the same fit gives the same bytes.
-                    archive.writestr(zipfile.ZipInfo(member), content)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(partial, 0o666 & ~mask)  # mkstemp lets nobody else read
-        os.replace(partial, path)
-    finally:
-        Path(partial).unlink(missing_ok=True)
+    with replaced(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for member, content in members:
+            archive.writestr(zipfile.ZipInfo(member), content)  # a fixed date: same fit, same bytes
 
 
 def read(path: Path) -> Contents:

@@ -27,6 +27,7 @@ from dmvi.targets import Target
 
 # Resampling n draws out of this many times n keeps repeated draws rare.
 _POOL = 4
+_KEPT = 2  # sets of draws kept for figures
 
 
 class Posterior(Views):
@@ -77,6 +78,7 @@ class Posterior(Views):
         self.names, self.observed = target.names, target.observed
         self.versions = library_versions()
         self._draws = Draws(target, guide)
+        self._shown: dict[tuple[int, int, bool], dict[str, np.ndarray]] = {}
         if judged is not None:
             self.__dict__["_judged"] = judged
 
@@ -147,8 +149,13 @@ class Posterior(Views):
         return pool.xi[choose(log_w, int(n), rng)]
 
     def shown(self, n, seed, *, resample, sites=None):
-        """The draws of `sample`."""
-        return self.sample(n, seed=seed, resample=resample, sites=sites)
+        """The draws of `sample`; kept for a while, as one report shows the same draws often."""
+        asked = (n, seed, resample)
+        if asked not in self._shown:
+            if len(self._shown) >= _KEPT:
+                self._shown.clear()
+            self._shown[asked] = self.sample(n, seed=seed, resample=resample)
+        return chosen(self._shown[asked], sites)
 
     def shown_unconstrained(self, n, seed, *, resample):
         """The draws of `unconstrained`."""

@@ -198,6 +198,6 @@ class Views(abc.ABC):
             "warm start": d.warm_start,
             "guide": f"{self.run.guide_name}, {len(self.names)} dimensions, seed {self.run.seed}",
         }
-        if d.drivers:
+        if d.drivers and self.verdict is not Verdict.TRUST:
             rows["driven by"] = ", ".join(f"{driver.name} ({driver.pull:.2f})" for driver in d.drivers)
         return rows
