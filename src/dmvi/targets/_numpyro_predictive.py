@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.targets._arguments import Arguments, read_arguments
@@ -25,7 +26,7 @@ def predictive(program: Program, params: dict[str, Any], data: Mapping[str, Any]
             among them where it changes; their values do not matter.
     """
     if data is None:
-        return program.predict
+        return _predict(program, program)
     if not isinstance(data, Mapping):
         raise InputError(
             f"data has to be a dict of named values, got an object of type {type(data).__name__}."
@@ -33,9 +34,9 @@ def predictive(program: Program, params: dict[str, Any], data: Mapping[str, Any]
     arguments = _replaced(program, dict(data))
     try:
         try:
-            return _traceable(dataclasses.replace(program, arguments=arguments), params)
+            return _tried(program, dataclasses.replace(program, arguments=arguments), params)
         except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError):
-            return _traceable(dataclasses.replace(program, arguments=arguments.on_jax()), params)
+            return _tried(program, dataclasses.replace(program, arguments=arguments.on_jax()), params)
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
@@ -62,8 +63,18 @@ def _replaced(program: Program, data: dict[str, Any]) -> Arguments:
     return read_arguments(program.model, args, {**kwargs, **data})
 
 
-def _traceable(program: Program, params: dict[str, Any]) -> Predict:
-    """The program's own draw, run once on shapes alone so that faults show here."""
+def _predict(fitted: Program, program: Program) -> Predict:
+    """Latents as the fit knows them, everything else from the program at its own data."""
+
+    def predict(key: PRNGKeyArray, xi: Array | None, params: dict[str, Any]) -> dict[str, Array]:
+        return program.predict(key, {} if xi is None else fitted.latents(xi, params), params)
+
+    return predict
+
+
+def _tried(fitted: Program, program: Program, params: dict[str, Any]) -> Predict:
+    """The draw at new data, run once on shapes alone so that faults show here."""
+    predict = _predict(fitted, program)
     xi = jnp.zeros(program.sites.coordinates.dim)
-    jax.eval_shape(lambda key: program.predict(key, xi, params), jax.random.key(0))
-    return program.predict
+    jax.eval_shape(lambda key: predict(key, xi, params), jax.random.key(0))
+    return predict

@@ -80,10 +80,16 @@ class Program:
             values[name] = value if inside is None else jnp.where(inside, value, -jnp.inf)
         return values
 
-    def predict(self, key: PRNGKeyArray, xi: Array | None, params: dict[str, Any]) -> dict[str, Array]:
-        """One draw of every site that is no latent, given latents at xi or, for None, from their prior."""
+    def latents(self, xi: Array, params: dict[str, Any]) -> dict[str, Array]:
+        """Latent sites on their supports."""
         names = self.sites.coordinates.shapes
-        latents = {} if xi is None else {k: v for k, v in self.constrain(xi, params).items() if k in names}
+        return {name: value for name, value in self.constrain(xi, params).items() if name in names}
+
+    def predict(
+        self, key: PRNGKeyArray, latents: dict[str, Array], params: dict[str, Any]
+    ) -> dict[str, Array]:
+        """One draw of every site that is no latent; latents not given come from their prior."""
+        names = self.sites.coordinates.shapes
 
         def known(site: Site) -> Any:
             if site["type"] == "param" and site["name"] in params:
