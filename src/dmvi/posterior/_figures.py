@@ -8,7 +8,7 @@ import numpy as np
 
 from dmvi._run import Status
 from dmvi.posterior._named import scalars
-from dmvi.posterior._plots import _COLOURS, plot_marginals
+from dmvi.posterior._plots import _COLOURS, few_ticks, plot_marginals
 from dmvi.posterior._psis import smooth
 from dmvi.posterior._views import Views
 
@@ -47,6 +47,8 @@ def plot_history(fit: Views) -> "Figure":
     ax.set_xlim(left=0)
     ax.set_xlabel("optimiser step")
     ax.set_ylabel("nats")
+    few_ticks(ax.xaxis, 6)
+    few_ticks(ax.yaxis, 6)
     ax.set_title(_sentence(d.status), fontsize=11)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
@@ -100,6 +102,7 @@ def plot_weights(fit: Views) -> "Figure":
     left.set_yscale("log")
     left.set_xlabel("log weight minus log evidence (nats)")
     left.set_ylabel("draws")
+    few_ticks(left.xaxis, 5)
     left.set_title(f"ESS {d.ess:.3f} of {d.draws:,} draws", fontsize=11)
     _plot_tail(right, log_w, d.log_evidence)
     word = "can be relied on" if d.khat < 0.7 else "0.7 or more: too heavy"
@@ -126,6 +129,9 @@ def _plot_tail(ax: "Axes", log_w: np.ndarray, log_evidence: float) -> None:
     ax.plot(rank, np.exp(np.clip(raw, -50, 50)), ".", color=BLUE, markersize=4, label="heaviest draws")
     ax.plot(rank, np.exp(np.clip(smoothed, -50, 50)), color=VERMILLION, linewidth=1.5, label="Pareto tail")
     ax.set_xscale("log")
-    ax.set_yscale("log")
+    if raw[0] - raw[-1] > np.log(30):
+        ax.set_yscale("log")
+    else:
+        few_ticks(ax.yaxis, 5)
     ax.set_xlabel("rank of the draw")
     ax.set_ylabel("weight, average 1")

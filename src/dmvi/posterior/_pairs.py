@@ -40,14 +40,11 @@ def plot_pairs(fit: Views, variables: Sequence[str] | None, *, n: int, seed: int
     k = len(names)
     size = 1.55 if k > 2 else 2.4
     figure = Figure(figsize=(size * k + 0.8, size * k + 0.7), layout="constrained")
-    axes = figure.subplots(k, k, squeeze=False)
+    places = figure.add_gridspec(k, k)
     grids = {name: _grid(corrected[name]) for name in names}
     for i, row in enumerate(names):
-        for j, column in enumerate(names):
-            ax = axes[i, j]
-            if j > i:
-                ax.set_visible(False)
-                continue
+        for j, column in enumerate(names[: i + 1]):
+            ax = figure.add_subplot(places[i, j])
             if i == j:
                 _plot_marginal(ax, guide[row], corrected[row], grids[row])
             else:

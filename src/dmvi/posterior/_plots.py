@@ -133,7 +133,7 @@ def few_ticks(axis: "Axis", most: int = 3) -> None:
 
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
     formatter = ScalarFormatter(useOffset=False)
-    formatter.set_powerlimits((-3, 4))
+    formatter.set_powerlimits((-3, 6))
     axis.set_major_formatter(formatter)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
+from dmvi._compile import quick_options
 from dmvi._errors import InputError
 from dmvi._random import children, seed_of
 from dmvi._run import Run
@@ -225,7 +226,7 @@ class Posterior(Views):
             `posterior.expectation(lambda draw: draw["theta"][0] > draw["theta"][1])`
         """
         weighed = self._draws.weigh(self._seeded(n, seed), int(n))
-        values = jax.jit(jax.vmap(fn))(self._draws.constrain(weighed.xi))
+        values = jax.jit(jax.vmap(fn), compiler_options=quick_options())(self._draws.constrain(weighed.xi))
         return expect(jax.tree.map(np.asarray, values), weighed.log_w)
 
     def stages(self, n=1000, *, seed=0):
