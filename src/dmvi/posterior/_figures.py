@@ -80,7 +80,7 @@ def plot_guide_marginals(fit: Views, sites: Sequence[str] | None, *, n: int, see
     count = len(draws[GUIDE])
     title = f"The first {MOST_PANELS} of {count:,} scalars" if count > MOST_PANELS else ""
     draws = {method: dict(islice(values.items(), MOST_PANELS)) for method, values in draws.items()}
-    return plot_marginals(draws, reference=CORRECTED, columns=5 if count <= _WIDE else 8, title=title)
+    return plot_marginals(draws, reference=CORRECTED, columns=5 if count <= _WIDE else 6, title=title)
 
 
 def plot_weights(fit: Views) -> "Figure":

@@ -72,8 +72,9 @@ def picture(figure: "Figure", alt: str, caption: str) -> str:
     width = round(figure.get_figwidth() * _DPI)
     height = round(figure.get_figheight() * _DPI)
     return (
-        f'<figure><img alt="{text(alt)}" width="{width}" height="{height}" '
-        f'src="data:image/png;base64,{encoded}"><figcaption>{text(caption)}</figcaption></figure>'
+        f'<figure><div class="pane" tabindex="0" role="group" aria-label="Figure, may scroll sideways">'
+        f'<img alt="{text(alt)}" width="{width}" height="{height}" src="data:image/png;base64,{encoded}">'
+        f"</div><figcaption>{text(caption)}</figcaption></figure>"
     )
 
 
