@@ -1,12 +1,12 @@
 # %% [markdown]
 # # From a model to a report: the eight schools
 #
-# Eight schools coached their pupils for a test; each reports an estimated effect and its standard error. Did coaching
-# help, and did it help more in some schools than in others?
+# Eight schools coached their pupils for a test; each reports an estimated effect and its standard error.
+# Did coaching help, and did it help more in some schools than in others?
 #
-# The data come with ArviZ itself (`arviz_base.load_arviz_data("centered_eight")` reads a file of the package, nothing
-# is downloaded). Run this file as a script, or open it as a notebook with Jupytext. `STEPS=100` in the environment
-# makes it quick and rough.
+# The data come with ArviZ itself: `arviz_base.load_arviz_data("centered_eight")` reads a file of the
+# package, nothing is downloaded. Run this file as a script, or open it as a notebook with Jupytext.
+# `STEPS=100` in the environment makes it quick and rough.
 
 # %%
 import os
@@ -67,8 +67,8 @@ print(posterior.summary())
 # %% [markdown]
 # ## Before and after the data
 #
-# Prior-predictive draws say what the model expected, posterior-predictive draws what it makes of the data; the last
-# line asks about a ninth measurement of the first two schools with a standard error of 5.
+# Prior-predictive draws say what the model expected, posterior-predictive draws what it makes of the data.
+# The last line asks about another measurement at the first two schools, with a standard error of 5.
 
 # %%
 before = posterior.predictive(seed=1, prior=True)["y"]

@@ -104,7 +104,9 @@ def _filled(tree: Any, leaves: list[np.ndarray], what: str) -> Any:
     old, structure = jax.tree.flatten(arrays)
     if [(leaf.shape, leaf.dtype) for leaf in old] != [(leaf.shape, leaf.dtype) for leaf in leaves]:
         wide = {leaf.dtype for leaf in leaves} != {leaf.dtype for leaf in old}
-        hint = "jax_enable_x64 has to be as it was in the fit" if wide else "pass the recipe of the fit as guide"
+        hint = (
+            "jax_enable_x64 has to be as it was in the fit" if wide else "pass the recipe of the fit as guide"
+        )
         raise InputError(f"the {what} in the file has other arrays than this one; {hint}.")
     return eqx.combine(jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves]), rest)
 
@@ -124,8 +126,8 @@ def _check_density(posterior: Posterior, fit: Fit) -> None:
     now = np.asarray(jax.jit(jax.vmap(posterior.target.log_density))(jnp.asarray(xi)), float)
     if not np.allclose(then, now, rtol=_AGREE, atol=_AGREE, equal_nan=True):
         raise InputError(
-            f"the log-density of this model is {now[0]:.3f} at a draw where that of the fit was {then[0]:.3f}. "
-            "Pass the model and the data of the fit."
+            f"the log-density of this model is {now[0]:.3f} at a draw where that of the fit was "
+            f"{then[0]:.3f}. Pass the model and the data of the fit."
         )
 
 

@@ -42,8 +42,8 @@ def recipe_from(description: Any) -> Any:
     """
     if not isinstance(description, dict) or description.get("type") not in _KNOWN:
         raise InputError(
-            "the file does not say how its guide was made, as with a network of your own; pass the recipe the "
-            "fit was made with, load(..., guide=dmvi.DiffusionGuide(...))."
+            "the file does not say how its guide was made, as with a network of your own; pass the recipe "
+            "the fit was made with, load(..., guide=dmvi.DiffusionGuide(...))."
         )
     known = _KNOWN[description["type"]]
     names = {field.name for field in dataclasses.fields(known)}

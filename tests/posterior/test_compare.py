@@ -1,6 +1,7 @@
 """Log Bayes factors and the sites that drive bad weights, where both are known."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 import dmvi
 from dmvi._errors import InputError
 from dmvi._run import Status
-from dmvi.posterior import Posterior
-from dmvi.posterior._drivers import drivers
+from dmvi.posterior import Diagnostics, Posterior
+from dmvi.posterior._drivers import Driver, drivers
 from dmvi.posterior._verdict import judge
 from tests.posterior.gaussians import ScaledGaussian, a_run, gaussian_target
 from tests.posterior.models import X, Y, closed_form, quick_fit
@@ -41,7 +42,10 @@ def test_comparing_warns_of_different_data_and_of_heavy_tails():
 
 
 def test_errors_add_in_squares_and_comparing_needs_two():
-    fits = {n: Posterior(gaussian_target(), ScaledGaussian(s), a_run(), jax.random.key(0)) for n, s in (("a", 1.2), ("b", 1.3))}
+    fits = {
+        n: Posterior(gaussian_target(), ScaledGaussian(s), a_run(), jax.random.key(0))
+        for n, s in (("a", 1.2), ("b", 1.3))
+    }
     comparison = dmvi.compare(fits)
     a, b = fits["a"].diagnostics, fits["b"].diagnostics
     _, error = comparison.log_bayes_factor("a", "b")
@@ -97,10 +101,7 @@ def test_the_verdict_names_the_site_to_reparameterise_and_the_guide_to_take():
 
 
 def test_diagnostics_survive_json():
-    import json
-
-    from dmvi.posterior import Diagnostics
-    from dmvi.posterior._drivers import Driver
-
-    odd = dataclasses.replace(GOOD, khat=float("inf"), drivers=(Driver("tau", 0.7),), history=(-2.0, float("-inf")))
+    odd = dataclasses.replace(
+        GOOD, khat=float("inf"), drivers=(Driver("tau", 0.7),), history=(-2.0, float("-inf"))
+    )
     assert Diagnostics.from_dict(json.loads(json.dumps(odd.to_dict(), allow_nan=False))) == odd

@@ -95,7 +95,7 @@ def test_training_goes_on_as_if_it_had_never_been_interrupted(fit, loaded):
 
 def test_what_cannot_go_on_says_why(fit, stored):
     with pytest.raises(InputError, match="with its model"):
-        dmvi.resume(stored)  # pyright: ignore[reportArgumentType]
+        dmvi.resume(stored)
     with pytest.raises(InputError, match="state"):
         dmvi.resume(Posterior(fit.target, fit.guide, fit.run, fit.key))
     with pytest.raises(InputError, match="optimizer or objective"):
@@ -149,7 +149,7 @@ def test_only_numbers_are_stored(tmp_path):
         write(tmp_path / "fit.dmvi", {"a": np.array([None])}, {})
 
 
-def repacked(path: Path, to: Path, **members: bytes | None) -> Path:
+def repacked(path: Path, to: Path, **members: bytes) -> Path:
     """A copy of a file with some members replaced, all checksums made right again by its author."""
     with zipfile.ZipFile(path) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
@@ -189,7 +189,7 @@ def test_hostile_arrays_are_refused(path, tmp_path):
         dmvi.load(repacked(path, tmp_path / "a.dmvi", xi=buffer.getvalue()))
     with pytest.raises(FileError):
         dmvi.load(repacked(path, tmp_path / "b.dmvi", xi=pickle.dumps(Bomb())))
-    huge = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 9999), }"
+    huge = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 9999), }"
     with pytest.raises(FileError, match="does not fit its bytes"):
         dmvi.load(repacked(path, tmp_path / "c.dmvi", xi=huge.ljust(127) + b"\n"))
     assert not (tmp_path / "exploded").exists()
@@ -266,9 +266,8 @@ def test_two_hundred_mutated_files_give_clean_errors_or_intact_results(fit, path
         bad.write_bytes(mutated(content, rng))
         try:
             found = dmvi.load(bad)
-        except InputError as error:
+        except InputError:
             refused += 1
-            assert str(error), i
         else:
             assert same(found.sample(), whole), i
             assert found.diagnostics == fit.diagnostics, i

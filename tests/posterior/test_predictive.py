@@ -1,5 +1,6 @@
 """Predictive draws, log-likelihoods and expectations against closed forms."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -60,7 +61,10 @@ def test_log_likelihood_is_that_of_the_draws():
 def test_expectation_and_its_error():
     mean, covariance, _ = closed_form(DESIGN, Y)
     posterior = quick_fit("line")
-    estimates = [posterior.expectation(lambda d: {"b": d["b"], "square": d["b"] ** 2}, seed=s, n=4000) for s in range(30)]
+    estimates = [
+        posterior.expectation(lambda d: {"b": d["b"], "square": d["b"] ** 2}, seed=s, n=4000)
+        for s in range(30)
+    ]
     values = np.array([estimate.value["b"] for estimate in estimates])
     errors = np.array([estimate.se["b"] for estimate in estimates])
     assert np.std(values) == pytest.approx(errors.mean(), rel=0.4), "the error is the scatter over seeds"
@@ -80,7 +84,7 @@ def test_new_data_with_unknown_names_or_new_groups_are_refused():
     def groups(index, y):
         with numpyro.plate("group", 1 + int(np.max(index))):
             level = numpyro.sample("level", dist.Normal(0, 1))
-        numpyro.sample("y", dist.Normal(level[jnp.asarray(index)], 1.0), obs=y)
+        numpyro.sample("y", dist.Normal(jnp.asarray(level)[jnp.asarray(index)], 1.0), obs=y)
 
     target = as_target(groups, data={"index": np.array([0, 1, 1]), "y": np.zeros(3)})
     with pytest.raises(InputError, match="no argument 'indx'"):
@@ -88,7 +92,7 @@ def test_new_data_with_unknown_names_or_new_groups_are_refused():
     with pytest.raises(InputError, match=r"'level' has shape \(3,\)"):
         target.predictive({"index": np.array([0, 2])})
     with pytest.raises(InputError, match="dict of named values"):
-        target.predictive([1.0])
+        target.predictive([1.0])  # pyright: ignore[reportArgumentType]
 
 
 def test_models_without_observations_to_draw_say_so():
@@ -101,8 +105,6 @@ def test_observations_broadcast_over_a_scalar_distribution_keep_their_number():
     def model(y):
         numpyro.sample("y", dist.Normal(numpyro.sample("a", dist.Normal(0, 1)), 1.0), obs=y)
 
-    import jax
-
     target = as_target(model, data={"y": Y})
     drawn = target.predictive()(jax.random.key(0), jnp.zeros(1), {})
     assert drawn["y"].shape == Y.shape
@@ -110,13 +112,10 @@ def test_observations_broadcast_over_a_scalar_distribution_keep_their_number():
 
 
 def test_discrete_masked_and_subsampled_sites_can_be_predicted():
-    import jax
-
     def model(x, y, seen):
         a = numpyro.sample("a", dist.Normal(0, 1))
-        with numpyro.plate("n", len(x), subsample_size=2) as index:
-            with numpyro.handlers.mask(mask=seen[index]):
-                numpyro.sample("y", dist.Poisson(jnp.exp(a * x[index])), obs=y[index])
+        with numpyro.plate("n", len(x), subsample_size=2) as index, numpyro.handlers.mask(mask=seen[index]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(a * x[index])), obs=y[index])
 
     data = {"x": np.ones(5), "y": np.arange(5), "seen": np.array([True, True, False, True, True])}
     target = as_target(model, data=data)
@@ -130,8 +129,6 @@ def test_data_given_by_position_can_be_replaced_by_name():
     target = as_target(line, args=(X, Y))
     keyed = as_target(line, data=DATA)
     assert set(target.constant) == set(keyed.constant) == {"x"}
-    import jax
-
     drawn = target.predictive({"x": np.zeros(2)})(jax.random.key(0), jnp.zeros(2), {})
     assert drawn["y"].shape == (2,)
     assert posterior.target.dim == 2

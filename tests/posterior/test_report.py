@@ -49,10 +49,15 @@ class Outline(HTMLParser):
 
 def test_the_verdict_comes_first_and_everything_is_there(fit, page):
     text = page.read_text("utf-8")
-    places = [text.index(f'id="{part}"') for part in ("verdict", "parameters", "figures", "checks", "model", "versions", "cite")]
+    places = [
+        text.index(f'id="{part}"')
+        for part in ("verdict", "parameters", "figures", "checks", "model", "versions", "cite")
+    ]
     assert places == sorted(places)
     assert fit.verdict.value in text
-    assert all(word in text for word in ("What to do next", "k-hat", "log evidence", "arXiv:2311.00474", "jaxlib"))
+    assert all(
+        word in text for word in ("What to do next", "k-hat", "log evidence", "arXiv:2311.00474", "jaxlib")
+    )
     for row in fit.summary(500).rows:
         assert f">{row.name}</th>" in text
         assert f">{row.mean:.4g}</td>" in text

@@ -78,8 +78,8 @@ def fit(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the fit: .dmvi (all of it, for dmvi.load and dmvi report), or its draws: .npz (NumPy) or "
-            ".nc (netCDF for ArviZ).",
+            help="Write the fit: .dmvi (all of it, for dmvi.load and dmvi report), or its draws: .npz "
+            "(NumPy) or .nc (netCDF for ArviZ).",
         ),
     ] = None,
     report: Annotated[

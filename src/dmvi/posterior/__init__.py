@@ -1,9 +1,9 @@
 """The posterior: draws, diagnostics, verdict, summary, ArviZ, plots."""
 
-from dmvi.posterior._container import FileError as FileError
-from dmvi.posterior._diagnostics import Diagnostics as Diagnostics
 from dmvi.posterior._compare import Comparison as Comparison
 from dmvi.posterior._compare import compare as compare
+from dmvi.posterior._container import FileError as FileError
+from dmvi.posterior._diagnostics import Diagnostics as Diagnostics
 from dmvi.posterior._expectation import Expectation as Expectation
 from dmvi.posterior._plots import plot_marginals as plot_marginals
 from dmvi.posterior._plots import plot_plane as plot_plane

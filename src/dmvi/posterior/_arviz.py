@@ -27,7 +27,7 @@ class Labels:
 
     plates: Mapping[str, Sequence[str]]
     dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    coords: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    coords: Mapping[str, Sequence[Any] | np.ndarray] = field(default_factory=dict)
 
 
 def to_datatree(groups: Mapping[str, Sites], labels: Labels, attributes: Mapping[str, Any]) -> xr.DataTree:
@@ -44,7 +44,9 @@ def to_datatree(groups: Mapping[str, Sites], labels: Labels, attributes: Mapping
     named: dict[str, dict[str, np.ndarray]] = {}
     for group, sites in groups.items():
         drawn = group in _DRAWN
-        named[group] = {_name(site): np.asarray(a)[None] if drawn else np.asarray(a) for site, a in sites.items()}
+        named[group] = {
+            _name(site): np.asarray(a)[None] if drawn else np.asarray(a) for site, a in sites.items()
+        }
     named = {group: sites for group, sites in named.items() if sites}
     shapes: dict[str, tuple[int, ...]] = {}
     for group in ("log_likelihood", "posterior_predictive", "constant_data", "observed_data", "posterior"):
@@ -67,8 +69,8 @@ def _dims(labels: Labels, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, li
             raise InputError(f"expected `dims` of sites among {sorted(shapes)}; got one of {site!r}.")
         if isinstance(names, str) or len(names) > len(shapes[_name(site)]):
             raise InputError(
-                f"expected a list of at most {len(shapes[_name(site)])} names for the dimensions of {site!r}, "
-                f"whose shape is {shapes[_name(site)]}; got {names!r}."
+                f"expected a list of at most {len(shapes[_name(site)])} names for the dimensions of "
+                f"{site!r}, whose shape is {shapes[_name(site)]}; got {names!r}."
             )
         dims[_name(site)] = list(names)
     return dims
@@ -86,8 +88,8 @@ def _coords(
         values = np.asarray(points)
         if name not in lengths:
             raise InputError(
-                f"expected `coords` of dimensions among {sorted(lengths)}; got {name!r}. Name dimensions with "
-                "numpyro.plate, or with `dims`."
+                f"expected `coords` of dimensions among {sorted(lengths)}; got {name!r}. Name dimensions "
+                "with numpyro.plate, or with `dims`."
             )
         if values.shape != (lengths[name],):
             raise InputError(

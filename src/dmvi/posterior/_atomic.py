@@ -10,16 +10,21 @@ from typing import IO
 from dmvi._errors import InputError
 
 
+def check_place(path: Path) -> None:
+    """Whether there can be a file at `path`; asked before work is done for it."""
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; name a file in it.")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {str(path.parent)!r}; create it first.")
+
+
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, which becomes `path` at the end if nothing went wrong.
 
     Whoever reads `path` meanwhile sees the old file; after a failure it is still there.
     """
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; name a file in it.")
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {str(path.parent)!r}; create it first.")
+    check_place(path)
     try:
         handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:

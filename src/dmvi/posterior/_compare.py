@@ -67,7 +67,8 @@ class Comparison:
             )
         widths = [max(len(line[i]) for line in cells) for i in range(3)]
         lines = [
-            "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in (1, 2))]) for line in cells
+            "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in (1, 2))])
+            for line in cells
         ]
         return "\n".join(lines + [f"  Note: {note}." for note in self.notes])
 

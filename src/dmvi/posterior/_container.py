@@ -107,7 +107,8 @@ def _contents(path: Path, archive: zipfile.ZipFile, size: int) -> Contents:
         raise FileError(f"{str(path)!r} has no usable version: {version!r}.")
     if version > VERSION:
         raise FileError(
-            f"{str(path)!r} has version {version} of the format; this dmvi reads up to {VERSION}. Upgrade dmvi."
+            f"{str(path)!r} has version {version} of the format; this dmvi reads up to {VERSION}. "
+            "Upgrade dmvi."
         )
     if len(manifest["arrays"]) > MOST_ARRAYS:
         raise FileError(f"{str(path)!r} lists more than {MOST_ARRAYS:,} arrays.")

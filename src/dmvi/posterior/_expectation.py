@@ -1,6 +1,5 @@
 """Posterior expectations by importance sampling, with their error."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +58,3 @@ def _plain(tree: Any) -> Any:
     """A bare scalar as a float."""
     single = isinstance(tree, np.ndarray | np.floating) and np.ndim(tree) == 0
     return float(tree) if single else tree
-
-
-def one_draw(draws: Mapping[str, np.ndarray], index: int) -> dict[str, np.ndarray]:
-    """One draw of every site."""
-    return {site: values[index] for site, values in draws.items()}

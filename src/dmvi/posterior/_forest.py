@@ -51,7 +51,9 @@ def plot_forest(draws: Mapping[str, np.ndarray]) -> "Figure":
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for ax, panel in zip(axes, panels, strict=True):
         _plot_panel(ax, panel)
-    axes[-1].set_xlabel("median, 50 % and 90 % interval" + (f"; {left_out:,} more left out" if left_out > 0 else ""))
+    axes[-1].set_xlabel(
+        "median, 50 % and 90 % interval" + (f"; {left_out:,} more left out" if left_out > 0 else "")
+    )
     return figure
 
 

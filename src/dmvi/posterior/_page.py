@@ -108,5 +108,7 @@ def plain_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[ob
 
 def numbers(values: Mapping[str, str]) -> str:
     """Named numbers side by side."""
-    items = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in values.items())
+    items = "".join(
+        f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in values.items()
+    )
     return f'<dl class="numbers">{items}</dl>'

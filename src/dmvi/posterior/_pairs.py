@@ -68,7 +68,7 @@ def _chosen(fit: Views, names: list[str], variables: Sequence[str] | None) -> li
     unknown = [name for name in variables if name not in names]
     if isinstance(variables, str) or unknown or not 1 <= len(variables) <= MOST:
         raise InputError(
-            f"expected a list of one to {MOST} variables such as {names[: 3]}; got {variables!r}"
+            f"expected a list of one to {MOST} variables such as {names[:3]}; got {variables!r}"
             + (f", of which {unknown} are unknown." if unknown else ".")
         )
     return list(variables)
@@ -85,7 +85,14 @@ def _plot_plane(
 ) -> None:
     x, y = guide
     ax.plot(
-        x[:_POINTS], y[:_POINTS], ".", color=BLUE, markersize=2, alpha=0.35, markeredgewidth=0, rasterized=True
+        x[:_POINTS],
+        y[:_POINTS],
+        ".",
+        color=BLUE,
+        markersize=2,
+        alpha=0.35,
+        markeredgewidth=0,
+        rasterized=True,
     )
     regions = _regions(*corrected)
     if len(regions.levels) > 1 or np.ptp(regions.density) > 0:

@@ -7,7 +7,7 @@ distinct under every common form of colour blindness; line styles differ as well
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.ndimage import gaussian_filter, gaussian_filter1d
@@ -66,6 +66,7 @@ def plot_marginals(draws: DrawsByMethod, *, reference: str, title: str = "", col
         ax.set_ylim(bottom=0)
         ax.set_yticks([])
         few_ticks(ax.xaxis)
+        ax.tick_params(labelsize=8)
         ax.spines[["top", "right", "left"]].set_visible(False)
     for ax in list(axes.flat)[len(variables) :]:
         ax.set_visible(False)
@@ -189,7 +190,8 @@ def _regions(x: np.ndarray, y: np.ndarray) -> Regions:
     counts, _, _ = np.histogram2d(x, y, edges)
     # In the plane the rule for a line would leave holes between the draws.
     widths = [2 * _width(values, step) for values, step in zip((x, y), steps, strict=True)]
-    density = gaussian_filter(counts, widths, mode=[_mode(grid) for grid in grids])
+    modes: Any = [_mode(grid) for grid in grids]  # one for each axis, which SciPy takes and its types do not
+    density = gaussian_filter(counts, widths, mode=modes)
     # A region of mass m is where the density exceeds its own (1 - m)-quantile over the draws.
     order = np.argsort(density, axis=None)
     mass = np.cumsum(counts.flat[order]) / counts.sum()

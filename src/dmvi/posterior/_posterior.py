@@ -80,11 +80,12 @@ class Posterior(Views):
         self.versions = library_versions()
         self._draws = Draws(target, guide)
         self._shown: dict[tuple[int, int, bool], dict[str, np.ndarray]] = {}
-        if judged is not None:
-            self.__dict__["_judged"] = judged
+        self._known = judged
 
     @functools.cached_property
     def _judged(self) -> tuple[Diagnostics, np.ndarray]:
+        if self._known is not None:
+            return self._known
         weighed = self._draws.weigh(self._diagnostics_key, DRAWS)
         return diagnose(self._draws, self.run, weighed, self.names), weighed.log_w
 
@@ -208,9 +209,7 @@ class Posterior(Views):
             seed: chooses the draws.
             resample: as in `sample`; left out, the verdict decides.
         """
-        return self._draws.log_likelihood(
-            self.unconstrained(n, seed=seed, resample=self._advised(resample))
-        )
+        return self._draws.log_likelihood(self.unconstrained(n, seed=seed, resample=self._advised(resample)))
 
     def expectation(
         self, fn: Callable[[dict[str, Any]], Any], *, n: int = 20_000, seed: int = 0
@@ -242,7 +241,7 @@ class Posterior(Views):
         log_likelihood: bool = True,
         predictive: bool = True,
         dims: Mapping[str, Sequence[str]] | None = None,
-        coords: Mapping[str, Sequence[Any]] | None = None,
+        coords: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
     ) -> xr.DataTree:
         """The fit as ArviZ reads it, the draws as one chain.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dmvi.posterior._atomic import replaced
+from dmvi.posterior._atomic import check_place, replaced
 from dmvi.posterior._figures import MOST_PANELS
 from dmvi.posterior._forest import MOST_ROWS
 from dmvi.posterior._page import numbers, page, picture, plain_table, sortable, text
@@ -24,6 +24,7 @@ _CITATION = """@article{dirmeier2023diffusion,
 
 def write_report(fit: Views, path: Path, *, n: int, seed: int) -> Path:
     """Write the report on a fit to `path`, in one go."""
+    check_place(path)
     content = report(fit, n=n, seed=seed).encode("utf-8")
     with replaced(path) as file:
         file.write(content)
@@ -79,19 +80,19 @@ def _figures(fit: Views, n: int, seed: int) -> str:
     shown = [
         picture(
             fit.plot_forest(n=n, seed=seed),
-            "Forest plot: median, 50 and 90 per cent interval of each parameter; the numbers are in the table.",
+            "Forest plot: median, 50 and 90 per cent interval of each parameter, as in the table.",
             f"Medians with 50 % (thick) and 90 % (thin) intervals, up to {MOST_ROWS} rows.",
         ),
         picture(
             fit.plot_marginals(n=n, seed=seed),
             "Marginal density of each parameter: guide as a line over PSIS-resampled draws as an area.",
-            "Where the line leaves the area, the guide differs from the posterior and the weights correct it. "
-            f"Up to {MOST_PANELS} panels.",
+            "Where the line leaves the area, the guide differs from the posterior and the weights correct "
+            f"it. Up to {MOST_PANELS} panels.",
         ),
         picture(
             fit.plot_pairs(n=n, seed=seed),
             "Pair plot: draws of the guide over regions that hold 50, 90 and 99 per cent of resampled draws.",
-            "Guide (points) over PSIS-resampled draws (contours); first the parameters the weights depend on.",
+            "Guide (points) over PSIS-resampled draws (contours); first what the weights depend on.",
         ),
         picture(
             fit.plot_weights(),
@@ -102,7 +103,7 @@ def _figures(fit: Views, n: int, seed: int) -> str:
         picture(
             fit.plot_history(),
             f"ELBO during training; it stopped at step {d.steps:,}: {d.status.value}.",
-            "The ELBO on fresh draws during training. The gap to the log evidence is what the guide still lacks.",
+            "The ELBO on fresh draws. Its gap to the log evidence is what the guide still lacks.",
         ),
     ]
     if len(fit.names) > 1:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from dmvi._run import Run, Status
+from dmvi.posterior._atomic import check_place
 from dmvi.posterior._container import Contents, FileError, read, write
 from dmvi.posterior._diagnostics import Diagnostics
 from dmvi.posterior._named import constant_dims
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 STORED_STAGES = 500
 STORED_PREDICTIONS = 500
-CHECKED_DRAWS = 16
 # Numbers of pointwise log-likelihood, or of predictive draws, beyond which they are left out: 80 MB.
 _MOST_NUMBERS = 20_000_000
 
@@ -45,12 +45,23 @@ class Fit(NamedTuple):
 
 
 _GROUPS = ("draws", "corrected", "predictions", "log_likelihood", "observed", "constant", "params")
-_SINGLE = ("xi", "corrected_xi", "log_weights", "log_pi", "log_q", "stages", "key", "history", "history_steps")
+_SINGLE = (
+    "xi",
+    "corrected_xi",
+    "log_weights",
+    "log_pi",
+    "log_q",
+    "stages",
+    "key",
+    "history",
+    "history_steps",
+)
 _TREES = ("guide", "psi", "training")
 
 
 def save(posterior: "Posterior", path: Path, *, n: int, seed: int) -> Path:
     """Write a posterior with n of its draws."""
+    check_place(path)
     draws = posterior._draws
     xi = posterior.unconstrained(n, seed=seed)
     corrected_xi = posterior.unconstrained(n, seed=seed, resample=True)
@@ -150,7 +161,14 @@ def _understood(contents: Contents) -> Fit:
     run = dict(record["run"])
     status = Status[run.pop("status")]
     settings = dict(run.pop("settings"))
-    casts = {"steps": int, "seconds": float, "skipped": int, "warm_start": str, "guide_name": str, "seed": int}
+    casts = {
+        "steps": int,
+        "seconds": float,
+        "skipped": int,
+        "warm_start": str,
+        "guide_name": str,
+        "seed": int,
+    }
     fields = {name: cast(run[name]) for name, cast in casts.items()}
     return Fit(
         diagnostics=Diagnostics.from_dict(record["diagnostics"]),

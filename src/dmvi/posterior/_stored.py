@@ -102,7 +102,7 @@ class StoredPosterior(Views):
         self,
         *,
         dims: Mapping[str, Sequence[str]] | None = None,
-        coords: Mapping[str, Sequence[Any]] | None = None,
+        coords: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
     ) -> xr.DataTree:
         """The stored draws as ArviZ reads them, corrected by their weights if the verdict says so."""
         groups, arrays = self._fit.groups, self._fit.arrays
@@ -127,7 +127,9 @@ class StoredPosterior(Views):
             "resampled": int(resampled),
             "verdict": self.verdict.value,
         }
-        return to_datatree(tree_groups, Labels(self._fit.record["dims"], dims or {}, coords or {}), attributes)
+        return to_datatree(
+            tree_groups, Labels(self._fit.record["dims"], dims or {}, coords or {}), attributes
+        )
 
     def _checked(self, n: Any, seed: Any) -> int:
         if seed is not None and seed != self._fit.record["draws_seed"]:

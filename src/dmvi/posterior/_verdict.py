@@ -124,7 +124,7 @@ def _remarks(d: Diagnostics) -> tuple[str, ...]:
 
 _NEXT = {
     Status.STEP_LIMIT: "training had not reached a plateau: give it more steps, with dmvi.resume(posterior)",
-    Status.TIME_LIMIT: "training had not reached a plateau: give it a longer time_limit, or dmvi.resume(posterior)",
+    Status.TIME_LIMIT: "training had not reached a plateau: give it a longer time_limit, or dmvi.resume it",
     Status.INTERRUPTED: "training was interrupted: let it run to its end, with dmvi.resume(posterior)",
     Status.DIVERGED: "updates were not finite: reparameterise the model or switch on jax_enable_x64",
     Status.WARM_START: "training did not improve on its start: try another seed",
@@ -150,7 +150,7 @@ def _advice(d: Diagnostics) -> tuple[str, ...]:
     if d.drivers:
         names = ", ".join(driver.name for driver in d.drivers[:_NAMED])
         advice.append(
-            f"reparameterise {names}, where the heaviest draws stand apart; effects with a scale of their own "
-            "become standard normals times that scale (numpyro.infer.reparam.LocScaleReparam)"
+            f"reparameterise {names}, where the heaviest draws stand apart; effects with a scale of their "
+            "own become standard normals times that scale (numpyro.infer.reparam.LocScaleReparam)"
         )
     return tuple(advice)

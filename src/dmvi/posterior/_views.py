@@ -106,9 +106,7 @@ class Views(abc.ABC):
 
         return plot_guide_marginals(self, sites, n=n, seed=seed)
 
-    def plot_pairs(
-        self, variables: Sequence[str] | None = None, *, n: int = 4000, seed: int = 0
-    ) -> "Figure":
+    def plot_pairs(self, variables: Sequence[str] | None = None, *, n: int = 4000, seed: int = 0) -> "Figure":
         """Draws of the guide over regions of PSIS-resampled draws, two variables at a time.
 
         Args:

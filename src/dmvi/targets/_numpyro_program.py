@@ -108,7 +108,9 @@ class Program:
         ):
             self.arguments.call(model)
         _check_latent_shapes(trace, latents)
-        return {name: jnp.asarray(site["value"]) for name, site in trace.items() if _is_predicted(site, names)}
+        return {
+            name: jnp.asarray(site["value"]) for name, site in trace.items() if _is_predicted(site, names)
+        }
 
     def probe(self, xi: Array, params: dict[str, Any]) -> tuple[Array, Array]:
         """log pi(xi; psi) and, for each observed site, the number of events outside its support."""
@@ -139,8 +141,8 @@ def _check_latent_shapes(trace: Trace, latents: dict[str, Array]) -> None:
         site = trace.get(name)
         if site is not None and tuple(site["fn"].shape()) != jnp.shape(value):
             raise InputError(
-                f"With the new data, latent site {name!r} has shape {tuple(site['fn'].shape())}; the fit knows "
-                f"it with shape {jnp.shape(value)}. Predict for groups the fit has seen, or fit again."
+                f"With the new data, latent site {name!r} has shape {tuple(site['fn'].shape())}; the fit "
+                f"knows it with shape {jnp.shape(value)}. Predict for groups the fit has seen, or fit again."
             )
 
 
