@@ -65,7 +65,7 @@ def _panels(rows: list[Interval]) -> list[list[Interval]]:
             together = [*panels[-1], row]
             span = max(r.quantiles[-1] for r in together) - min(r.quantiles[0] for r in together)
             widths = [r.width for r in together]
-            if max(widths) <= _RATIO * min(widths) and span <= 3 * _RATIO * min(widths):
+            if max(widths) <= _RATIO * min(widths) and span <= 8 * _RATIO * min(widths):
                 panels[-1].append(row)
                 continue
         panels.append([row])
@@ -77,7 +77,7 @@ def _plot_panel(ax: "Axes", panel: list[Interval]) -> None:
     q = np.stack([row.quantiles for row in panel])
     ax.hlines(places, q[:, 0], q[:, 4], color=_COLOURS[0], linewidth=1.4)
     ax.hlines(places, q[:, 1], q[:, 3], color=_COLOURS[0], linewidth=4.0)
-    ax.plot(q[:, 2], places, "o", markersize=5, markerfacecolor="white", markeredgecolor=_COLOURS[0])
+    ax.plot(q[:, 2], places, "o", markersize=4, markerfacecolor="white", markeredgecolor=_COLOURS[0])
     if q.min() < 0 < q.max():
         ax.axvline(0.0, color="0.6", linewidth=0.8, linestyle=":")
     ax.set_yticks(places, [label(row.name) for row in panel])

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI = 110
+_WIDE = 880  # dots from which a figure is shown larger on a phone, and scrolls
 # The page loads nothing: pictures, style and script are in it, and the browser is told to refuse the rest.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -72,7 +73,7 @@ def picture(figure: "Figure", alt: str, caption: str) -> str:
     width = round(figure.get_figwidth() * _DPI)
     height = round(figure.get_figheight() * _DPI)
     return (
-        f'<figure><div class="pane" tabindex="0" role="group" aria-label="Figure, may scroll sideways">'
+        f'<figure><div class="pane{" wide" if width > _WIDE else ""}" tabindex="0" role="group" aria-label="Figure, may scroll sideways">'
         f'<img alt="{text(alt)}" width="{width}" height="{height}" src="data:image/png;base64,{encoded}">'
         f"</div><figcaption>{text(caption)}</figcaption></figure>"
     )

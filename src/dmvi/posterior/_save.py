@@ -133,7 +133,7 @@ def read_fit(path: Path) -> Fit:
         return _understood(contents)
     except FileError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except Exception as error:  # any value in the record may be of any kind
         raise FileError(
             f"{str(path)!r} is no intact fit: {type(error).__name__}: {error}. Fit again."
         ) from error
@@ -158,6 +158,7 @@ def _understood(contents: Contents) -> Fit:
     if missing:
         raise FileError(f"the file lacks {missing}.")
     _check_shapes(single, groups, record)
+    _check_record(record)
     run = dict(record["run"])
     status = Status[run.pop("status")]
     settings = dict(run.pop("settings"))
@@ -186,6 +187,17 @@ def _understood(contents: Contents) -> Fit:
     )
 
 
+def _check_record(record: Mapping[str, Any]) -> None:
+    """Kinds of the values that are not looked at before they are used."""
+    kinds = {"versions": dict, "date": str, "data_digest": str | None, "key_impl": str, "draws_seed": int}
+    for name, kind in kinds.items():
+        if not isinstance(record[name], kind):
+            raise FileError(f"the file has {record[name]!r:.60} for its {name}.")
+    for names in dict(record["dims"]).values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise FileError("the file names dimensions by something that is no name.")
+
+
 def _check_shapes(
     single: Mapping[str, np.ndarray],
     groups: dict[str, dict[str, np.ndarray]],
@@ -208,6 +220,3 @@ def _check_shapes(
     for site, values in groups["predictions"].items():
         if site not in groups["observed"] or values.shape[1:] != groups["observed"][site].shape:
             raise FileError(f"the predictions of {site!r} in the file do not fit what was observed.")
-    for names_of_dims in record["dims"].values():
-        if not all(isinstance(name, str) for name in names_of_dims):
-            raise FileError("the file names dimensions by something that is no name.")
