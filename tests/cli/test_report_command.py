@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dmvi
+from dmvi.posterior import Verdict
 from tests.cli.test_fit_command import fake as fake
 from tests.cli.test_fit_command import folder as folder
 from tests.cli.test_fit_command import run
@@ -22,7 +23,7 @@ def test_fit_writes_a_file_that_loads_and_a_page(fake):
     assert "wrote page.html" in result.output
     stored = dmvi.load("fit.dmvi")
     assert stored.draws == 100
-    assert stored.verdict is dmvi.posterior.Verdict.TRUST
+    assert stored.verdict is Verdict.TRUST
     assert "Trust these draws" in Path("page.html").read_text("utf-8")
     again = run("report", "fit.dmvi", "--out", "again.html")
     assert again.exit_code == 0, again.output

@@ -72,8 +72,9 @@ def picture(figure: "Figure", alt: str, caption: str) -> str:
     # Twice as many dots as the page shows would be sharper and twice the size; this is legible on both.
     width = round(figure.get_figwidth() * _DPI)
     height = round(figure.get_figheight() * _DPI)
+    pane = "pane wide" if width > _WIDE else "pane"
     return (
-        f'<figure><div class="pane{" wide" if width > _WIDE else ""}" tabindex="0" role="group" aria-label="Figure, may scroll sideways">'
+        f'<figure><div class="{pane}" tabindex="0" role="group" aria-label="Figure, may scroll sideways">'
         f'<img alt="{text(alt)}" width="{width}" height="{height}" src="data:image/png;base64,{encoded}">'
         f"</div><figcaption>{text(caption)}</figcaption></figure>"
     )

@@ -189,11 +189,18 @@ def _understood(contents: Contents) -> Fit:
 
 def _check_record(record: Mapping[str, Any]) -> None:
     """Kinds of the values that are not looked at before they are used."""
-    kinds = {"versions": dict, "date": str, "data_digest": str | None, "key_impl": str, "draws_seed": int}
+    kinds = {
+        "versions": dict,
+        "date": str,
+        "data_digest": str | None,
+        "key_impl": str,
+        "draws_seed": int,
+        "dims": dict,
+    }
     for name, kind in kinds.items():
         if not isinstance(record[name], kind):
             raise FileError(f"the file has {record[name]!r:.60} for its {name}.")
-    for names in dict(record["dims"]).values():
+    for names in record["dims"].values():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise FileError("the file names dimensions by something that is no name.")
 
