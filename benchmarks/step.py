@@ -23,11 +23,10 @@ import jax.random as jr
 from benchmarks.machine import describe_machine
 from benchmarks.targets import TARGETS
 from dmvi._compile import quick_options
-from dmvi._fit import GUIDES, LEARNING_RATE, PARTICLES, STEPS, default_settings
+from dmvi._fit import GUIDES, PARTICLES, STEPS, training_settings
 from dmvi.guides import anchored
-from dmvi.objectives import CoveringELBO
 from dmvi.targets import as_target
-from dmvi.training import Trained, default_optimizer, initial_state, run_chunk
+from dmvi.training import Trained, initial_state, run_chunk
 
 REPEATS = 5
 SHOWN = 8
@@ -49,7 +48,7 @@ def chunk_program(target_name: str, particles: int):
     target = as_target(lab.log_density, args=(), data=None, init=jnp.zeros(lab.dim))
     affine = anchored(jnp.zeros(lab.dim), jnp.eye(lab.dim), full=True)
     trained = Trained(GUIDES["auto"].build(affine, key=jr.key(0)), target.params)
-    settings = default_settings(STEPS, particles, default_optimizer(LEARNING_RATE), CoveringELBO())
+    settings = training_settings(GUIDES["auto"], STEPS, particles, None, None)
     state = initial_state(trained, settings)
     program = jax.jit(
         lambda key: run_chunk(state, trained, target, settings, key), compiler_options=quick_options()

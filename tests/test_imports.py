@@ -13,6 +13,7 @@ ERRORS = "dmvi._errors"
 RUN = "dmvi._run"
 RANDOM = "dmvi._random"
 COMPILE = "dmvi._compile"
+RECIPES = "dmvi._recipes"
 STAGES = ["targets", "diffusion", "guides", "objectives", "training", "starts", "posterior"]
 
 # What each stage may import of dmvi besides itself. A package stands for all of its modules.
@@ -24,11 +25,14 @@ ARROWS = {
     "diffusion": {ERRORS, RANDOM},
     "targets": {ERRORS},
     "guides": {ERRORS, "dmvi.diffusion"},
-    "objectives": {ERRORS, COMPILE, GUIDE, TARGET},
-    "training": {ERRORS, COMPILE, RUN, GUIDE, TARGET, "dmvi.objectives"},
+    "objectives": {ERRORS, COMPILE, RANDOM, GUIDE, TARGET},
+    "training": {ERRORS, COMPILE, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "starts": {ERRORS, COMPILE, RANDOM, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
-    "posterior": {ERRORS, COMPILE, RUN, GUIDE, TARGET, "dmvi.objectives"},
-    "_fit": {ERRORS, RUN, *(f"dmvi.{stage}" for stage in STAGES)},
+    "posterior": {ERRORS, COMPILE, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
+    "_recipes": {ERRORS, "dmvi.diffusion", "dmvi.guides", "dmvi.targets"},
+    "_fit": {ERRORS, RANDOM, RUN, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
+    "_load": {ERRORS, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
+    "_resume": {ERRORS, RUN, RECIPES, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
     "numpyro": {ERRORS, RANDOM, "dmvi.guides", "dmvi.posterior"},
     "cli": {"dmvi"},
     "__init__": {"dmvi"},

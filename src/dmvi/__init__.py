@@ -4,6 +4,8 @@ from dmvi import numpyro as numpyro
 from dmvi import objectives as objectives
 from dmvi._errors import InputError as InputError
 from dmvi._fit import fit as fit
+from dmvi._load import load as load
+from dmvi._resume import resume as resume
 from dmvi._run import Status as Status
 from dmvi.diffusion import MLP as MLP
 from dmvi.diffusion import CosineSchedule as CosineSchedule
@@ -16,6 +18,8 @@ from dmvi.guides import GaussianGuide as GaussianGuide
 from dmvi.guides import Guide as Guide
 from dmvi.guides import PaperGuide as PaperGuide
 from dmvi.posterior import Posterior as Posterior
+from dmvi.posterior import StoredPosterior as StoredPosterior
+from dmvi.posterior import compare as compare
 from dmvi.targets import Target as Target
 
 __version__ = "0.1.0"

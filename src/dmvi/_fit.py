@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -13,6 +14,7 @@ from jaxtyping import PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._random import children
+from dmvi._recipes import describe_base, describe_recipe, visible_density
 from dmvi._run import Run
 from dmvi.guides import (
     ChainGuide,
@@ -96,13 +98,13 @@ def fit(
     _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
     _check_kinds(optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
-    recipe = recipe.seeing(None if target.subsampled or target.params else target.log_density)
-    start_key, guide_key, train_key, judge_key = children(jr.key(int(seed)), 4)
-    objective = objective or OBJECTIVES.get(recipe.name, CoveringELBO())
-    _check_recipe(recipe, objective, target.dim)
-    if objective.caution is not None:
-        warnings.warn(objective.caution, stacklevel=2)
-    settings = default_settings(int(steps), int(particles), optimizer or _optimizer(recipe), objective)
+    described = describe_recipe(recipe)
+    recipe = recipe.seeing(visible_density(target))
+    start_key, guide_key, train_key, judge_key = fit_keys(int(seed))
+    settings = training_settings(recipe, int(steps), int(particles), optimizer, objective)
+    _check_recipe(recipe, settings.objective, target.dim)
+    if settings.objective.caution is not None:
+        warnings.warn(settings.objective.caution, stacklevel=2)
     line = progress_for(progress)
     try:
         start = _start(recipe, target, start_key, line)
@@ -129,8 +131,25 @@ def fit(
         warm_start=start.name,
         guide_name=recipe.name,
         seed=int(seed),
+        settings={
+            "model": getattr(model, "__name__", type(model).__name__),
+            "guide": described,
+            "base": describe_base(outcome.guide),
+            "steps": int(steps),
+            "particles": int(particles),
+            "optimizer": "default" if optimizer is None else "given by the user",
+            "objective": "default" if objective is None else type(objective).__name__,
+            "time_limit": None if time_limit is None else float(time_limit),
+            "backend": jax.default_backend(),
+            "precision": str(np.dtype(jnp.result_type(float))),
+        },
     )
-    return Posterior(target, outcome.guide, run, judge_key)
+    return Posterior(target, outcome.guide, run, judge_key, training=jax.tree.leaves(outcome.state))
+
+
+def fit_keys(seed: int) -> list[PRNGKeyArray]:
+    """Keys of the warm start, of the guide, of training and of the posterior."""
+    return children(jr.key(seed), 4)
 
 
 def _guide(recipe: GuideRecipe, start: WarmStart, key: PRNGKeyArray) -> Guide:
@@ -141,22 +160,22 @@ def _guide(recipe: GuideRecipe, start: WarmStart, key: PRNGKeyArray) -> Guide:
     return mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=key)
 
 
-def default_settings(
-    steps: int, particles: int, optimizer: optax.GradientTransformation, objective: Objective
+def training_settings(
+    recipe: GuideRecipe,
+    steps: int,
+    particles: int,
+    optimizer: optax.GradientTransformation | None,
+    objective: Objective | None,
 ) -> Settings:
-    """How `fit` trains where the caller says nothing else."""
+    """How to train, with defaults where the user has no wishes."""
     chunk = max(1, steps // LOOKS)
     return Settings(
-        objective=objective,
-        optimizer=optimizer,
+        objective=objective or OBJECTIVES.get(recipe.name, CoveringELBO()),
+        optimizer=optimizer or default_optimizer(recipe.pace * LEARNING_RATE),
         particles=particles,
         chunk=chunk,
         cooldown_steps=min(COOLDOWN_LOOKS * chunk, steps),
     )
-
-
-def _optimizer(recipe: GuideRecipe) -> optax.GradientTransformation:
-    return default_optimizer(recipe.pace * LEARNING_RATE)
 
 
 def _start(recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress) -> WarmStart:

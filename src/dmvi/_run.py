@@ -1,7 +1,9 @@
 """What happened during a fit: the record that training hands to the posterior."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,7 @@ class Run:
         warm_start: name of the start that won ("laplace", "mean-field", "full-rank").
         guide_name: name of the guide ("diffusion", "chain", "full-rank", "mean-field").
         seed: seed of the fit.
+        settings: how the fit was made, in values that JSON can hold.
     """
 
     status: Status
@@ -42,3 +45,4 @@ class Run:
     warm_start: str
     guide_name: str
     seed: int
+    settings: Mapping[str, Any] = field(default_factory=dict)

@@ -151,7 +151,7 @@ def test_netcdf_is_written_for_arviz(folder, fake):
     pytest.importorskip("netCDF4" if importlib.util.find_spec("netCDF4") else "h5netcdf")
     assert run("fit", "model.py:regression", "--out", "fit.nc", "--draws", "50").exit_code == 0
     with xr.open_datatree("fit.nc") as tree:
-        assert set(tree.children) == {"posterior", "observed_data", "log_likelihood"}
+        assert set(tree.children) == {"posterior", "observed_data", "log_likelihood", "sample_stats"}
         assert json.loads(tree.attrs["dmvi.json"])["verdict"] == "TRUST"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.scipy.stats import norm
 
-from dmvi.guides import Draw
+from dmvi.guides import Diffusion, Draw
 from tests.guides.registry import (
     CHAINS,
     DIFFUSIONS,
@@ -187,3 +187,14 @@ def test_frozen_arrays_are_not_trained(name):
     np.testing.assert_array_equal(moved.affine.anchor.value, guide.affine.anchor.value)  # pyright: ignore
     np.testing.assert_array_equal(moved.affine.anchor_scale.value, guide.affine.anchor_scale.value)  # pyright: ignore
     np.testing.assert_array_equal(moved.affine.loc, guide.affine.loc + 1.0)  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_stages_lead_from_noise_to_the_draw(name):
+    guide, key = trained_like(name), jr.key(3)
+    stages, draw = guide.stages(key), guide.draw(key)
+    np.testing.assert_allclose(stages[-1], draw.xi, rtol=1e-5, atol=1e-5)
+    assert stages.shape[0] >= 2
+    if isinstance(guide, Diffusion):
+        assert stages.shape[0] == guide.flow.steps + 1
+        np.testing.assert_allclose(guide.affine.inverse(stages[0]), draw.noise, rtol=1e-4, atol=1e-4)

@@ -94,13 +94,13 @@ def test_sites_are_chosen_and_misspelt_ones_named(exact):
 @pytest.mark.parametrize("n", [0, -1, 2.5, True, "10"])
 def test_the_number_of_draws_is_checked(exact, n):
     with pytest.raises(InputError, match="number of draws"):
-        exact._xi(n, 0, False)
+        exact.unconstrained(n)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 0.5, None])
 def test_the_seed_is_checked(exact, seed):
     with pytest.raises(InputError, match="seed"):
-        exact._xi(10, seed, False)
+        exact.unconstrained(10, seed=seed)
 
 
 def test_a_guide_of_another_dimension_is_refused():
@@ -145,7 +145,7 @@ def test_a_long_summary_is_cut_when_printed_only():
 
 def test_arviz_groups_and_names_of_dimensions(exact):
     tree = exact.to_arviz(500, seed=2)
-    assert set(tree.children) == {"posterior", "observed_data", "log_likelihood"}
+    assert set(tree.children) == {"posterior", "observed_data", "log_likelihood", "sample_stats"}
     assert tree["posterior"]["s"].dims == ("chain", "draw", "group")
     assert tree["posterior"]["a"].shape == (1, 500)
     assert tree["log_likelihood"]["y"].dims == ("chain", "draw", "obs")
@@ -193,7 +193,7 @@ def test_arviz_renames_scoped_sites_and_leaves_out_empty_groups():
         _log_likelihood=lambda xi, params: {},
     )
     tree = fitted(target=scoped).to_arviz(50)
-    assert set(tree.children) == {"posterior"}
+    assert set(tree.children) == {"posterior", "sample_stats"}
     assert list(tree["posterior"].data_vars) == ["scope.a"]
 
 

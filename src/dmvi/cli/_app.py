@@ -76,9 +76,16 @@ def fit(
     ] = 4000,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the draws: .npz (NumPy) or .nc (netCDF for ArviZ)."),
+        typer.Option(
+            metavar="FILE",
+            help="Write the fit: .dmvi (all of it, for dmvi.load and dmvi report), or its draws: .npz "
+            "(NumPy) or .nc (netCDF for ArviZ).",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page on the fit for any browser.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace output files that exist.")] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="No progress and no summary: the verdict alone.")
     ] = False,
@@ -91,6 +98,8 @@ def fit(
     [bold]Examples[/bold]
 
       dmvi fit model.py:eight_schools --data schools.json
+
+      dmvi fit model.py:regression --data table.csv --out fit.dmvi --report report.html
 
       dmvi fit model.py:regression --data table.csv --out draws.npz --seed 1
 
@@ -128,9 +137,34 @@ def fit(
             time_limit=time_limit,
             draws=draws,
             out=out,
+            report=report,
             force=force,
             quiet=quiet,
         )
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    fit: Annotated[Path, typer.Argument(metavar="FIT.dmvi", help="A fit, as `dmvi fit --out` writes it.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Where the page goes; by default beside the fit."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
+) -> None:
+    """Write a page on a stored fit: verdict, parameters, figures, checks, settings.
+
+    The model is not needed and nothing in the file is run. The page opens in any browser, offline.
+
+      dmvi report fit.dmvi
+
+      dmvi report fit.dmvi --out report.html
+    """
+    from dmvi.cli._report import run_report
+
+    with explained():
+        code = run_report(fit, out, force=force)
     raise typer.Exit(code)
 
 

@@ -18,12 +18,20 @@ _DIAGNOSTICS = "dmvi.json"
 
 def check_draws_file(path: Path, force: bool) -> None:
     """Everything that could prevent writing draws to `path`, looked at before training."""
-    if path.suffix not in (".npz", ".nc"):
+    if path.suffix not in _WRITERS:
         raise InputError(
-            f"expected an output file that ends in .npz (NumPy) or .nc (netCDF); got {str(path)!r}."
+            "expected an output file that ends in .dmvi (the whole fit), .npz (NumPy) or .nc (netCDF); got "
+            f"{str(path)!r}."
         )
     if path.suffix == ".nc" and not any(map(importlib.util.find_spec, ("netCDF4", "h5netcdf"))):
         raise InputError("writing .nc needs a netCDF library: pip install netCDF4, or choose an .npz file.")
+    check_file(path, force)
+
+
+def check_report_file(path: Path, force: bool) -> None:
+    """Everything that could prevent writing a report to `path`."""
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(f"expected a report file that ends in .html; got {str(path)!r}.")
     check_file(path, force)
 
 
@@ -78,10 +86,13 @@ def _rename(partial: Path, path: Path, force: bool) -> None:
 
 
 def write_draws(posterior: Posterior, path: Path, *, draws: int, seed: int, force: bool) -> None:
-    """Constrained draws and diagnostics into an .npz or .nc file, resampled if the verdict says so."""
-    writers: dict[str, Callable[[Posterior, Path, int, int], None]] = {".npz": _npz, ".nc": _netcdf}
+    """The fit into a .dmvi file, or its draws into an .npz or .nc file, resampled if the verdict says so."""
     with written_whole(path, force) as partial:
-        writers[path.suffix](posterior, partial, draws, seed)
+        _WRITERS[path.suffix](posterior, partial, draws, seed)
+
+
+def _whole(posterior: Posterior, path: Path, draws: int, seed: int) -> None:
+    posterior.save(path, n=draws, seed=seed)
 
 
 def _npz(posterior: Posterior, path: Path, draws: int, seed: int) -> None:
@@ -100,6 +111,13 @@ def _netcdf(posterior: Posterior, path: Path, draws: int, seed: int) -> None:
     tree = posterior.to_arviz(draws, seed=seed, resample=resample)
     tree.attrs[_DIAGNOSTICS] = _record(posterior, resample)
     tree.to_netcdf(path)
+
+
+_WRITERS: dict[str, Callable[[Posterior, Path, int, int], None]] = {
+    ".dmvi": _whole,
+    ".npz": _npz,
+    ".nc": _netcdf,
+}
 
 
 def _record(posterior: Posterior, resampled: bool) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -46,6 +47,17 @@ class Diffusion(Guide):
         keys = jr.split(key, count)
         draws = jax.vmap(lambda key: self.affine(self.flow.move(self._noise(key))))(keys)
         return draws.reshape(*shape, self.dim)
+
+    def stages(self, key):
+        """One draw at the solver's K + 1 times, each in the target's coordinates."""
+
+        def body(u, knot):
+            after = self.flow.step(knot, u, None)
+            return after, after
+
+        z = self._noise(key)
+        path = jax.lax.scan(body, z, self.flow.knots())[1]
+        return jax.vmap(self.affine)(jnp.concatenate([z[None, :], path]))
 
     def evidence(self, xi, key=None):
         z = self.flow.invert(self.affine.inverse(xi))

@@ -87,6 +87,11 @@ class Guide(eqx.Module):
     def evidence(self, xi: Float[Array, " dim"], key: PRNGKeyArray | None = None) -> Float[Array, ""]:
         """log q(xi) at a given point; exact here, `key` is for guides that only bound it."""
 
+    def stages(self, key: PRNGKeyArray) -> Float[Array, "stages dim"]:
+        """One draw on its way from noise: for a guide without steps the noise, then the draw."""
+        draw = self.draw(key)
+        return jnp.stack([draw.noise, draw.xi])
+
 
 class DenoisingTerms(NamedTuple):
     r"""What the paper puts for -log q(xi), in parts; each an estimate from one time and one noise.

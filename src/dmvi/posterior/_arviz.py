@@ -1,54 +1,102 @@
 """A fit in the form ArviZ reads."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import arviz_base
 import numpy as np
 import xarray as xr
 
+from dmvi._errors import InputError
 
-def to_datatree(
-    posterior: Mapping[str, np.ndarray],
-    observed: Mapping[str, np.ndarray],
-    log_likelihood: Mapping[str, np.ndarray],
-    dims: Mapping[str, Sequence[str]],
-    attributes: Mapping[str, Any],
-    coords: Mapping[str, Any] = MappingProxyType({}),
-    constant: Mapping[str, np.ndarray] = MappingProxyType({}),
-) -> xr.DataTree:
-    """Groups posterior, observed_data, constant_data and log_likelihood; the draws form one chain.
+Sites = Mapping[str, np.ndarray]
+# Groups whose arrays count draws along their first axis.
+_DRAWN = ("posterior", "posterior_predictive", "log_likelihood", "sample_stats", "prior_predictive")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names of dimensions and of the points along them.
+
+    Attributes:
+        plates: names of the leading dimensions of each site, as the model's plates give them.
+        dims: the same by the user, who wins.
+        coords: labels of the points along a dimension, by its name.
+    """
+
+    plates: Mapping[str, Sequence[str]]
+    dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    coords: Mapping[str, Sequence[Any] | np.ndarray] = field(default_factory=dict)
+
+
+def to_datatree(groups: Mapping[str, Sites], labels: Labels, attributes: Mapping[str, Any]) -> xr.DataTree:
+    """ArviZ's groups; the draws form one chain.
 
     Groups without content are left out. A "/" in a site's name, which NumPyro's scopes write and
     xarray keeps for groups, becomes ".".
 
     Args:
-        posterior: constrained draws by site, draws leading.
-        observed: observed values by site.
-        log_likelihood: pointwise log-likelihood by observed site, draws leading.
-        dims: names of the leading dimensions of each site.
+        groups: arrays by group and site; draws lead where a group has them.
+        labels: names of dimensions and coordinates.
         attributes: what is written beside the posterior group.
-        coords: labels along named dimensions.
-        constant: data that are not random variables.
     """
-    groups = {
-        "posterior": {_name(site): np.asarray(values)[None] for site, values in posterior.items()},
-        "observed_data": {_name(site): np.asarray(values) for site, values in observed.items()},
-        "constant_data": {_name(site): np.asarray(values) for site, values in constant.items()},
-        "log_likelihood": {_name(site): np.asarray(values)[None] for site, values in log_likelihood.items()},
-    }
-    groups = {group: sites for group, sites in groups.items() if sites}
-    shapes: dict[str, tuple[int, ...]] = {_name(site): values.shape[1:] for site, values in posterior.items()}
-    shapes |= {_name(site): np.shape(values) for site, values in {**observed, **constant}.items()}
-    named = {_name(site): tuple(names) for site, names in dims.items()}
-    return arviz_base.from_dict(
-        groups, dims=_usable(named, shapes), coords=dict(coords), attrs={"posterior": dict(attributes)}
-    )
+    named: dict[str, dict[str, np.ndarray]] = {}
+    for group, sites in groups.items():
+        drawn = group in _DRAWN
+        named[group] = {
+            _name(site): np.asarray(a)[None] if drawn else np.asarray(a) for site, a in sites.items()
+        }
+    named = {group: sites for group, sites in named.items() if sites}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for group in ("log_likelihood", "posterior_predictive", "constant_data", "observed_data", "posterior"):
+        skipped = 2 if group in _DRAWN else 0
+        shapes |= {site: values.shape[skipped:] for site, values in named.get(group, {}).items()}
+    dims = _dims(labels, shapes)
+    attrs = {"posterior": dict(attributes)} if "posterior" in named else {}
+    return arviz_base.from_dict(named, dims=dims, coords=_coords(labels, dims, shapes), attrs=attrs)
 
 
 def _name(site: str) -> str:
     return site.replace("/", ".")
+
+
+def _dims(labels: Labels, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str | None]]:
+    plates = {_name(site): tuple(names) for site, names in labels.plates.items()}
+    dims = _usable(plates, shapes)
+    for site, names in labels.dims.items():
+        if _name(site) not in shapes:
+            raise InputError(f"expected `dims` of sites among {sorted(shapes)}; got one of {site!r}.")
+        if isinstance(names, str) or len(names) > len(shapes[_name(site)]):
+            raise InputError(
+                f"expected a list of at most {len(shapes[_name(site)])} names for the dimensions of "
+                f"{site!r}, whose shape is {shapes[_name(site)]}; got {names!r}."
+            )
+        dims[_name(site)] = list(names)
+    return dims
+
+
+def _coords(
+    labels: Labels, dims: Mapping[str, Sequence[str | None]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """The user's coordinates, checked against the lengths of their dimensions."""
+    lengths = {}
+    for site, names in dims.items():
+        lengths |= {n: k for n, k in zip(names, shapes[site], strict=False) if n is not None}
+    coords = {}
+    for name, points in labels.coords.items():
+        values = np.asarray(points)
+        if name not in lengths:
+            raise InputError(
+                f"expected `coords` of dimensions among {sorted(lengths)}; got {name!r}. Name dimensions "
+                "with numpyro.plate, or with `dims`."
+            )
+        if values.shape != (lengths[name],):
+            raise InputError(
+                f"expected {lengths[name]} labels along {name!r}; got an array of shape {values.shape}."
+            )
+        coords[name] = values
+    return coords
 
 
 def _usable(

@@ -1,16 +1,18 @@
 """What importance weights on fresh draws say about a fit."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 from scipy.special import logsumexp
 
 from dmvi._run import Run, Status
 from dmvi.objectives import ROUND_TRIPS, Weighed
 from dmvi.posterior._draws import Draws
+from dmvi.posterior._drivers import Driver, drivers
 from dmvi.posterior._psis import smooth
 
 DRAWS = 20_000
@@ -58,6 +60,10 @@ class Diagnostics:
         seconds: wall time of the fit, compilation and warm start included.
         skipped: updates left out because they were not finite.
         warm_start: the start that won.
+        guide: name of the guide.
+        drivers: the coordinates in which the heaviest draws stand apart, the strongest first.
+        history: ELBO on fresh draws, one value per look at the guide during training.
+        history_steps: step of each look.
     """
 
     elbo: float
@@ -75,23 +81,44 @@ class Diagnostics:
     seconds: float
     skipped: int
     warm_start: str
+    guide: str = ""
+    drivers: tuple[Driver, ...] = ()
+    history: tuple[float, ...] = ()
+    history_steps: tuple[int, ...] = ()
 
     @property
     def gap(self) -> float:
         """Estimate of KL(q || p) = log evidence - ELBO, in nats."""
         return self.log_evidence - self.elbo
 
-    def to_dict(self) -> dict[str, float | int | str]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold; the status by name, infinities and NaN as text."""
-        fields: dict[str, float | int | str] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Status):
-                value = value.name
-            elif isinstance(value, float) and not np.isfinite(value):
-                value = str(value)
-            fields[field.name] = value
-        return fields
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Diagnostics":
+        """The inverse of `to_dict`; raises KeyError, TypeError or ValueError where a value is amiss."""
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            value = values[field.name]
+            if field.type in (float, int, str):
+                found[field.name] = field.type(value)
+        drivers = tuple(Driver(str(name), float(pull)) for name, pull in values["drivers"])
+        return cls(
+            **found,
+            status=Status[values["status"]],
+            drivers=drivers,
+            history=tuple(map(float, values["history"])),
+            history_steps=tuple(map(int, values["history_steps"])),
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Status):
+        return value.name
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
@@ -116,9 +143,8 @@ def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
     )
 
 
-def diagnose(draws: Draws, run: Run, key: PRNGKeyArray) -> Diagnostics:
-    """Weights of 20,000 fresh draws, the round trip of 256 of them, and the record of the run."""
-    weighed = draws.weigh(key, DRAWS, kept=ROUND_TRIPS)
+def diagnose(draws: Draws, run: Run, weighed: Weighed, names: tuple[str, ...]) -> Diagnostics:
+    """Weights of fresh draws, the round trip of 256 of them, and the record of the run."""
     error, misses = _round_trip(draws, weighed) if draws.exact else (np.nan, 0.0)
     return Diagnostics(
         **weigh(weighed.log_w)._asdict(),
@@ -129,6 +155,10 @@ def diagnose(draws: Draws, run: Run, key: PRNGKeyArray) -> Diagnostics:
         seconds=run.seconds,
         skipped=run.skipped,
         warm_start=run.warm_start,
+        guide=run.guide_name,
+        drivers=drivers(weighed.xi, weighed.log_w[: len(weighed.xi)], names),
+        history=tuple(map(float, run.history)),
+        history_steps=tuple(map(int, run.history_steps)),
     )
 
 

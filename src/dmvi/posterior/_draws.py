@@ -1,7 +1,7 @@
 """Draws of a fitted guide, computed in chunks of one compiled size."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from dmvi._compile import compiled
+from dmvi._compile import compiled, quick_options
 from dmvi.guides import Guide
-from dmvi.objectives import Weighed, chunk_keys, chunk_size, evidence_chunk, weigh_chunk
+from dmvi.objectives import ROUND_TRIPS, Weighed, chunk_keys, chunk_size, evidence_chunk, weigh_chunk
 from dmvi.targets import Target
 
 
@@ -58,8 +58,9 @@ class Draws:
         return _join(parts, n)
 
     def evidence(self, xi: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
-        """log q(xi) by inverting the guide."""
-        return _over_rows(lambda rows: evidence_chunk(self._guide, rows), xi, min(self._chunk, len(xi)))
+        """log q(xi) by inverting the guide; in chunks of the size that diagnostics have compiled."""
+        chunk = min(self._chunk, ROUND_TRIPS)
+        return _over_rows(lambda rows: evidence_chunk(self._guide, rows), xi, chunk)
 
     def constrain(self, xi: Float[np.ndarray, "n dim"]) -> dict[str, np.ndarray]:
         """The model's variables at each xi, in the model's own order."""
@@ -69,6 +70,35 @@ class Draws:
     def log_likelihood(self, xi: Float[np.ndarray, "n dim"]) -> dict[str, np.ndarray]:
         """The pointwise log-likelihood at each xi."""
         return _over_rows(lambda rows: _log_likelihood(self._target, rows), xi, self._chunk)
+
+    def log_density(self, xi: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
+        """log pi(xi) on the full data."""
+        return _over_rows(lambda rows: _log_density(self._target, rows), xi, self._chunk)
+
+    def stages(self, key: PRNGKeyArray, n: int) -> Float[np.ndarray, "stages n dim"]:
+        """n draws on their way from noise, the last stage being the draws."""
+        keys = self._keys(key, n)
+        chunks = [_stages(self._guide, chunk_key, self._chunk) for chunk_key in keys]
+        return np.moveaxis(_join(chunks, n), 0, 1)
+
+    def predict(
+        self, key: PRNGKeyArray, xi: np.ndarray | None, n: int, data: Mapping[str, Any] | None
+    ) -> dict[str, np.ndarray]:
+        """n predictive draws, given latents at the rows of xi or, for None, from the prior."""
+        draw = self._target.predictive(data)
+        size = min(self._chunk, n)
+
+        def one(key: PRNGKeyArray, xi: Array | None, params: dict[str, Array]) -> dict[str, Array]:
+            return draw(key, xi, params)
+
+        across = jax.jit(
+            jax.vmap(one, in_axes=(0, None if xi is None else 0, None)), compiler_options=quick_options()
+        )
+        chunks = []
+        for i, chunk_key in enumerate(chunk_keys(key, n, size)):
+            rows = None if xi is None else jnp.asarray(xi[np.arange(i * size, (i + 1) * size) % n])
+            chunks.append(across(jax.random.split(chunk_key, size), rows, self._target.params))
+        return _join(chunks, n)
 
     @functools.cached_property
     def _site_names(self) -> list[str]:
@@ -83,6 +113,16 @@ class Draws:
 @compiled
 def _propose(guide: Guide, key: PRNGKeyArray, chunk: int) -> Float[Array, "chunk dim"]:
     return guide.sample(key, (chunk,))
+
+
+@compiled
+def _log_density(target: Target, xi: Float[Array, "chunk dim"]) -> Float[Array, " chunk"]:
+    return jax.vmap(target.log_density)(xi)
+
+
+@compiled
+def _stages(guide: Guide, key: PRNGKeyArray, chunk: int) -> Float[Array, "chunk stages dim"]:
+    return jax.vmap(guide.stages)(jax.random.split(key, chunk))
 
 
 @compiled

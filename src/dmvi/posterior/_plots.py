@@ -7,7 +7,7 @@ distinct under every common form of colour blindness; line styles differ as well
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.ndimage import gaussian_filter, gaussian_filter1d
@@ -15,6 +15,7 @@ from scipy.ndimage import gaussian_filter, gaussian_filter1d
 from dmvi._errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 DrawsByMethod = Mapping[str, Mapping[str, np.ndarray]]
@@ -60,17 +61,19 @@ def plot_marginals(draws: DrawsByMethod, *, reference: str, title: str = "", col
             ax.plot(
                 grid, _density(by_method[method], grid), style, color=_colour(i), linewidth=1.6, label=method
             )
-        ax.set_xlabel(variable)
+        ax.set_xlabel(label(variable))
         ax.set_xlim(grid[0], grid[-1])
         ax.set_ylim(bottom=0)
         ax.set_yticks([])
+        few_ticks(ax.xaxis)
+        ax.tick_params(labelsize=8)
         ax.spines[["top", "right", "left"]].set_visible(False)
     for ax in list(axes.flat)[len(variables) :]:
         ax.set_visible(False)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(draws), frameon=False)
     if title:
-        figure.suptitle(title)
+        figure.suptitle(title, fontsize=11)
     return figure
 
 
@@ -107,14 +110,32 @@ def plot_plane(draws: DrawsByMethod, *, x: str, y: str, reference: str, title: s
             linewidths=(0.7, 1.0, 1.3),
         )
         ax.set_title(method, fontsize=11)
-        ax.set_xlabel(x)
+        ax.set_xlabel(label(x))
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel(y)
+    axes[0].set_ylabel(label(y))
     axes[0].set_xlim(regions.x[0], regions.x[-1])
     axes[0].set_ylim(regions.y[0], regions.y[-1])
     if title:
         figure.suptitle(title)
     return figure
+
+
+def label(name: str, longest: int = 28) -> str:
+    """A name as Matplotlib shows it: long ones cut in the middle, dollar signs not taken for mathematics."""
+    if len(name) > longest:
+        half = (longest - 1) // 2
+        name = f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half:]}"
+    return name.replace("$", r"\$")
+
+
+def few_ticks(axis: "Axis", most: int = 3) -> None:
+    """At most so many tick labels, which small panels have room for."""
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+    formatter = ScalarFormatter(useOffset=False)
+    formatter.set_powerlimits((-3, 6))
+    axis.set_major_formatter(formatter)
 
 
 def _shared_variables(draws: DrawsByMethod, reference: str) -> list[str]:
@@ -136,7 +157,14 @@ def _grid(values: np.ndarray, stray: float = 0.002) -> np.ndarray:
     """An even grid over the draws, leaving out a share of stray ones at either end."""
     low, high = np.quantile(values, (stray, 1 - stray))
     margin = 0.1 * (high - low) or 0.5  # draws that are all the same still need a grid
-    return np.linspace(low - margin, high + margin, _GRID)
+    # A positive variable gets no density below zero.
+    low = max(low - margin, 0.0) if np.min(values) > 0 else low - margin
+    return np.linspace(low, high + margin, _GRID)
+
+
+def _mode(grid: np.ndarray) -> str:
+    """How smoothing treats the edges: what would leak below zero is reflected."""
+    return "reflect" if grid[0] == 0 else "constant"
 
 
 def _density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -144,7 +172,7 @@ def _density(values: np.ndarray, grid: np.ndarray) -> np.ndarray:
     step = grid[1] - grid[0]
     edges = np.append(grid - step / 2, grid[-1] + step / 2)
     counts, _ = np.histogram(values, edges)
-    return gaussian_filter1d(counts / (len(values) * step), _width(values, step), mode="constant")
+    return gaussian_filter1d(counts / (len(values) * step), _width(values, step), mode=_mode(grid))
 
 
 def _width(values: np.ndarray, step: float) -> float:
@@ -162,7 +190,8 @@ def _regions(x: np.ndarray, y: np.ndarray) -> Regions:
     counts, _, _ = np.histogram2d(x, y, edges)
     # In the plane the rule for a line would leave holes between the draws.
     widths = [2 * _width(values, step) for values, step in zip((x, y), steps, strict=True)]
-    density = gaussian_filter(counts, widths, mode="constant")
+    modes: Any = [_mode(grid) for grid in grids]  # one for each axis, which SciPy takes and its types do not
+    density = gaussian_filter(counts, widths, mode=modes)
     # A region of mass m is where the density exceeds its own (1 - m)-quantile over the draws.
     order = np.argsort(density, axis=None)
     mass = np.cumsum(counts.flat[order]) / counts.sum()

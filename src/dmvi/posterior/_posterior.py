@@ -1,7 +1,8 @@
 """The result of a fit."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,24 +10,29 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray
 
+from dmvi._compile import quick_options
 from dmvi._errors import InputError
-from dmvi._random import children
+from dmvi._random import children, seed_of
 from dmvi._run import Run
 from dmvi.guides import Guide
-from dmvi.posterior._arviz import to_datatree
+from dmvi.posterior._arviz import Labels, to_datatree
 from dmvi.posterior._diagnostics import DRAWS, Diagnostics, diagnose
 from dmvi.posterior._draws import Draws
+from dmvi.posterior._expectation import Expectation, expect
+from dmvi.posterior._named import chosen, constant_dims, digest, library_versions
 from dmvi.posterior._psis import resample as choose
 from dmvi.posterior._psis import smooth
 from dmvi.posterior._summary import Summary, summarise
-from dmvi.posterior._verdict import Judgement, Verdict, judge
+from dmvi.posterior._views import Views
 from dmvi.targets import Target
 
 # Resampling n draws out of this many times n keeps repeated draws rare.
 _POOL = 4
+_KEPT = 2  # sets of draws kept for figures
+_KEPT_NUMBERS = 2**24  # coordinates of weighed draws kept to say what drives a bad fit
 
 
-class Posterior:
+class Posterior(Views):
     """An approximate posterior with its own verdict on whether to trust it.
 
     Printing it gives the verdict in plain words. All draws come back as NumPy arrays, the
@@ -37,43 +43,67 @@ class Posterior:
         guide: the fitted guide.
         run: the record of the fit.
         key: source of randomness of the diagnostics and of all later draws.
+        training: arrays of the state that training left behind, from which it can go on.
+        judged: diagnostics and log-weights, where they are known already.
 
     Attributes:
         target: as given.
         guide: as given.
         run: as given.
+        key: as given.
+        training: as given.
     """
 
     target: Target
     guide: Guide
-    run: Run
+    key: PRNGKeyArray
+    training: tuple[np.ndarray, ...] | None
 
-    def __init__(self, target: Target, guide: Guide, run: Run, key: PRNGKeyArray):
+    def __init__(
+        self,
+        target: Target,
+        guide: Guide,
+        run: Run,
+        key: PRNGKeyArray,
+        *,
+        training: Sequence[np.ndarray] | None = None,
+        judged: tuple[Diagnostics, np.ndarray] | None = None,
+    ):
         if guide.dim != target.dim:
             raise InputError(
                 f"expected a guide of dimension {target.dim}, the target's; got one of {guide.dim}. "
                 "Build the guide for this target."
             )
         self._diagnostics_key, self._key = children(key, 2)
-        self.target = target
-        self.guide = guide
-        self.run = run
+        self.target, self.guide, self.run, self.key = target, guide, run, key
+        self.training = None if training is None else tuple(training)
+        self.names, self.observed = target.names, target.observed
+        self.versions = library_versions()
         self._draws = Draws(target, guide)
+        self._shown: dict[tuple[int, int, bool], dict[str, np.ndarray]] = {}
+        self._known = judged
 
     @functools.cached_property
-    def diagnostics(self) -> Diagnostics:
-        """What 20,000 fresh draws on the full data say about the fit; made when first asked for."""
-        return diagnose(self._draws, self.run, self._diagnostics_key)
-
-    @functools.cached_property
-    def judgement(self) -> Judgement:
-        """The verdict with its reasons and what to do next."""
-        return judge(self.diagnostics)
+    def _judged(self) -> tuple[Diagnostics, np.ndarray]:
+        if self._known is not None:
+            return self._known
+        weighed = self._draws.weigh(self._diagnostics_key, DRAWS, kept=_KEPT_NUMBERS // self.target.dim)
+        return diagnose(self._draws, self.run, weighed, self.names), weighed.log_w
 
     @property
-    def verdict(self) -> Verdict:
-        """Whether to trust the draws as they are, after resampling, or not."""
-        return self.judgement.verdict
+    def diagnostics(self) -> Diagnostics:
+        """What 20,000 fresh draws on the full data say about the fit; made when first asked for."""
+        return self._judged[0]
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """The 20,000 log-weights behind the diagnostics."""
+        return self._judged[1]
+
+    @functools.cached_property
+    def data_digest(self) -> str | None:
+        """A fingerprint of the observed values; None for a log-density, which shows none."""
+        return digest(self.observed) if self.observed else None
 
     @property
     def params(self) -> dict[str, np.ndarray]:
@@ -96,25 +126,9 @@ class Posterior:
         Returns:
             Site name -> array of shape (n, *shape of the site).
         """
-        draws = self._draws.constrain(self._xi(n, seed, resample))
-        if sites is None:
-            return draws
-        unknown = [site for site in sites if site not in draws]
-        if isinstance(sites, str) or unknown:
-            raise InputError(
-                f"expected `sites` to be a list of names among {sorted(draws)}; got {sites!r}. "
-                "Observed sites have no draws."
-            )
-        return {site: draws[site] for site in sites}
+        return chosen(self._draws.constrain(self.unconstrained(n, seed=seed, resample=resample)), sites)
 
-    def summary(
-        self,
-        n: int = 4000,
-        *,
-        seed: int = 0,
-        resample: bool | None = None,
-        sites: Sequence[str] | None = None,
-    ) -> Summary:
+    def summary(self, n=4000, *, seed=0, resample=None, sites=None) -> Summary:
         """Mean, standard deviation and quantiles of every scalar element of every site.
 
         Args:
@@ -126,10 +140,114 @@ class Posterior:
         resample = self._advised(resample)
         return summarise(self.sample(n, seed=seed, resample=resample, sites=sites), resample)
 
+    def unconstrained(self, n=4000, *, seed=0, resample=False):
+        """The draws of `sample` in unconstrained coordinates, one column for each of `names`."""
+        key = self._seeded(n, seed)
+        if not resample:
+            return self._draws.propose(key, int(n))
+        pool_key, choice_key = children(key, 2)
+        pool = self._draws.weigh(pool_key, max(_POOL * int(n), DRAWS))
+        log_w, _ = smooth(pool.log_w)
+        rng = np.random.default_rng(seed_of(choice_key))
+        return pool.xi[choose(log_w, int(n), rng)]
+
+    def shown(self, n, seed, *, resample, sites=None):
+        """The draws of `sample`; kept for a while, as one report shows the same draws often."""
+        asked = (n, seed, resample)
+        if asked not in self._shown:
+            if len(self._shown) >= _KEPT:
+                self._shown.clear()
+            self._shown[asked] = self.sample(n, seed=seed, resample=resample)
+        return chosen(self._shown[asked], sites)
+
+    def shown_unconstrained(self, n, seed, *, resample):
+        """The draws of `unconstrained`."""
+        return self.unconstrained(n, seed=seed, resample=resample)
+
+    def predictive(
+        self,
+        seed: int = 0,
+        n: int = 1000,
+        *,
+        data: Mapping[str, Any] | None = None,
+        prior: bool = False,
+        resample: bool | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Predictive draws of the observed and the deterministic sites.
+
+        Args:
+            seed: chooses the draws.
+            n: number of draws.
+            data: new values for some of the model's arguments, by name. What gives the observations
+                their size has to be among them where that changes; observed values are not looked at.
+            prior: draw latents from their prior instead of the posterior.
+            resample: as in `sample`; left out, the verdict decides.
+
+        Returns:
+            Site name -> array of shape (n, *shape of the site at these data).
+        """
+        key = jax.random.fold_in(self._seeded(n, seed), 7)
+        xi = None
+        if not prior:
+            self.target.predictive(data)  # faults of the data show before the verdict is asked for
+            xi = self.unconstrained(n, seed=seed, resample=self._advised(resample))
+        return self._draws.predict(key, xi, int(n), data)
+
+    def predictions(self, n=500, *, seed=0):
+        """Posterior-predictive draws of the observed sites; empty for a log-density."""
+        if not self.observed or self.target._predictive is None:
+            return {}
+        drawn = self.predictive(seed, n)
+        return {site: drawn[site] for site in self.observed}
+
+    def log_likelihood(
+        self, n: int = 4000, *, seed: int = 0, resample: bool | None = None
+    ) -> dict[str, np.ndarray]:
+        """Pointwise log-likelihood of each observed site, at the draws of `sample`.
+
+        Args:
+            n: number of draws.
+            seed: chooses the draws.
+            resample: as in `sample`; left out, the verdict decides.
+        """
+        return self._draws.log_likelihood(self.unconstrained(n, seed=seed, resample=self._advised(resample)))
+
+    def expectation(
+        self, fn: Callable[[dict[str, Any]], Any], *, n: int = 20_000, seed: int = 0
+    ) -> Expectation:
+        """E[fn] under the posterior by importance sampling, with its standard error.
+
+        Args:
+            fn: a JAX function of one draw, a dict of its sites, to a number, an array or a pytree of them.
+            n: number of weighed draws.
+            seed: chooses the draws.
+
+        Example:
+            `posterior.expectation(lambda draw: draw["theta"][0] > draw["theta"][1])`
+        """
+        weighed = self._draws.weigh(self._seeded(n, seed), int(n))
+        values = jax.jit(jax.vmap(fn), compiler_options=quick_options())(self._draws.constrain(weighed.xi))
+        return expect(jax.tree.map(np.asarray, values), weighed.log_w)
+
+    def stages(self, n=1000, *, seed=0):
+        """Draws on their way from noise: stage, draw, unconstrained coordinate."""
+        return self._draws.stages(self._seeded(n, seed), int(n))
+
     def to_arviz(
-        self, n: int = 4000, *, seed: int = 0, resample: bool | None = None, log_likelihood: bool = True
+        self,
+        n: int = 4000,
+        *,
+        seed: int = 0,
+        resample: bool | None = None,
+        log_likelihood: bool = True,
+        predictive: bool = True,
+        dims: Mapping[str, Sequence[str]] | None = None,
+        coords: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
     ) -> xr.DataTree:
-        """The fit as ArviZ reads it: groups posterior (one chain), observed_data, log_likelihood.
+        """The fit as ArviZ reads it, the draws as one chain.
+
+        Groups: posterior, posterior_predictive, log_likelihood, sample_stats (lp, log_q, log_weight),
+        observed_data, constant_data; those without content are left out.
 
         For a PyMC model it is what `pm.sample` would return: before PyMC 6 that is an `InferenceData`.
 
@@ -139,61 +257,64 @@ class Posterior:
             resample: as in `sample`; left out, the verdict decides.
             log_likelihood: whether to add the pointwise log-likelihood, n numbers for each
                 observation, which `arviz_stats.loo` needs.
+            predictive: whether to add posterior-predictive draws of the observed sites.
+            dims: names of the dimensions of sites; plates name theirs already.
+            coords: labels of the points along a dimension, by its name.
         """
         resample = self._advised(resample)
-        xi = self._xi(n, seed, resample)
-        attributes: dict[str, Any] = {
+        xi = self.unconstrained(n, seed=seed, resample=resample)
+        plates = {**self.target.dims, **constant_dims(self.target)}
+        groups = {
+            "posterior": self._draws.constrain(xi),
+            "posterior_predictive": self._predicted(xi, seed) if predictive else {},
+            "log_likelihood": self._draws.log_likelihood(xi) if log_likelihood else {},
+            "sample_stats": self._statistics(xi),
+            "observed_data": self.observed,
+            "constant_data": self.target.constant,
+        }
+        labels = Labels(plates, dims or {}, {**self.target.coords, **(coords or {})})
+        return self.target.export(to_datatree(groups, labels, self._attributes(resample)))
+
+    def save(self, path: str | Path, *, n: int = 4000, seed: int = 0) -> Path:
+        """Write the fit to one file of plain arrays and JSON, which `dmvi.load` reads.
+
+        Args:
+            path: where to, customarily ending in ".dmvi"; a file that exists is replaced in one go.
+            n: number of draws to store beside the guide, for those who load without the model.
+            seed: chooses these draws.
+        """
+        from dmvi.posterior._save import save
+
+        return save(self, Path(path), n=n, seed=seed)
+
+    def _predicted(self, xi: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Observed sites drawn anew at given latents."""
+        if not self.observed or self.target._predictive is None:
+            return {}
+        key = jax.random.fold_in(self._seeded(len(xi), seed), 7)
+        drawn = self._draws.predict(key, xi, len(xi), None)
+        return {site: drawn[site] for site in self.observed}
+
+    def _statistics(self, xi: np.ndarray) -> dict[str, np.ndarray]:
+        """log pi, log q and their difference at given draws, log q by inverting the guide."""
+        log_pi, log_q = self._draws.log_density(xi), self._draws.evidence(xi)
+        return {"lp": log_pi, "log_q": log_q, "log_weight": log_pi - log_q}
+
+    def _attributes(self, resampled: bool) -> dict[str, Any]:
+        return {
             "inference_library": "dmvi",
+            "inference_library_version": self.versions["dmvi"],
             "guide": self.run.guide_name,
             "seed": self.run.seed,
             "sampling_time": self.run.seconds,
-            "resampled": int(resample),
+            "resampled": int(resampled),
             "verdict": self.verdict.value,
         }
-        tree = to_datatree(
-            self._draws.constrain(xi),
-            self.target.observed,
-            self._draws.log_likelihood(xi) if log_likelihood else {},
-            self.target.dims,
-            attributes,
-            self.target.coords,
-            self.target.constant,
-        )
-        return self.target.export(tree)
 
-    def _advised(self, resample: bool | None) -> bool:
-        return self.verdict is Verdict.RESAMPLE if resample is None else resample
-
-    def _xi(self, n: int, seed: int, resample: bool) -> np.ndarray:
-        """n draws in unconstrained coordinates."""
+    def _seeded(self, n: Any, seed: Any) -> PRNGKeyArray:
+        """The key of one request for draws."""
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
             raise InputError(f"expected a number of draws of at least 1; got {n!r}.")
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
             raise InputError(f"expected a seed that is a whole number from 0 to 2**32 - 1; got {seed!r}.")
-        key = jax.random.fold_in(self._key, np.uint32(seed))
-        if not resample:
-            return self._draws.propose(key, int(n))
-        pool_key, choice_key = children(key, 2)
-        pool = self._draws.weigh(pool_key, max(_POOL * int(n), DRAWS))
-        log_w, _ = smooth(pool.log_w)
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(choice_key)))
-        return pool.xi[choose(log_w, int(n), rng)]
-
-    def __repr__(self) -> str:
-        d = self.diagnostics
-        lines = [f"{self.verdict.value}: {self.judgement.reasons[0]}."]
-        lines += [f"  Note: {remark}." for remark in self.judgement.reasons[1:]]
-        lines += [f"  Next: {advice}." for advice in self.judgement.advice]
-        rows = {
-            "ELBO": f"{d.elbo:.3f} +- {d.elbo_se:.3f}",
-            "log evidence": f"{d.log_evidence:.3f} +- {d.log_evidence_se:.3f} (gap {d.gap:.3f} nats)",
-            "k-hat": f"{d.khat:.2f}",
-            "ESS": f"{d.ess:.3f} of each of {d.draws:,} draws",
-            "round trip": "none: weights are those of whole paths"
-            if np.isnan(d.round_trip_error)
-            else f"{d.round_trip_error:.1e} nats at most",
-            "training": f"{d.seconds:.1f} s, {d.steps:,} steps; {d.status.value}",
-            "warm start": d.warm_start,
-            "guide": f"{self.run.guide_name}, {self.target.dim} dimensions, seed {self.run.seed}",
-        }
-        return "\n".join(lines + [f"  {name:<13} {value}" for name, value in rows.items()])
+        return jax.random.fold_in(self._key, np.uint32(seed))

@@ -123,21 +123,34 @@ def _remarks(d: Diagnostics) -> tuple[str, ...]:
 
 
 _NEXT = {
-    Status.STEP_LIMIT: "training had not reached a plateau: give it more steps",
-    Status.TIME_LIMIT: "training had not reached a plateau: give it a longer time_limit",
-    Status.INTERRUPTED: "training was interrupted: let it run to its end",
+    Status.STEP_LIMIT: "training had not reached a plateau: give it more steps, with dmvi.resume(posterior)",
+    Status.TIME_LIMIT: "training had not reached a plateau: give it a longer time_limit, or dmvi.resume it",
+    Status.INTERRUPTED: "training was interrupted: let it run to its end, with dmvi.resume(posterior)",
     Status.DIVERGED: "updates were not finite: reparameterise the model or switch on jax_enable_x64",
-    Status.WARM_START: "training did not improve on its start: try another seed or reparameterise the model",
-    Status.CONVERGED: "training had reached a plateau: try a larger guide, another parameterisation, or MCMC",
+    Status.WARM_START: "training did not improve on its start: try another seed",
+    Status.CONVERGED: "training had reached a plateau, so more steps will not help",
 }
+_PLAIN_GUIDES = ("mean-field", "full-rank")
+_NAMED = 3
 
 
 def _advice(d: Diagnostics) -> tuple[str, ...]:
-    """What to do next, by what went wrong and by why training ended."""
+    """What to do next, by what went wrong, by why training ended and by where the weights come from."""
     if d.non_finite > _NON_FINITE * d.draws:
         return ("find where the model's log-density is not finite within its supports",)
     if d.round_trip_misses > _ROUND_TRIP_MISSES:
         return (
             "fit again with more solver steps, which are smaller and easier to invert, or with another seed",
         )
-    return (_NEXT[d.status],)
+    advice = [_NEXT[d.status]]
+    if d.guide in _PLAIN_GUIDES:
+        advice.append('take another guide: fit(..., guide="diffusion") bends where a Gaussian cannot')
+    elif d.status in (Status.CONVERGED, Status.WARM_START):
+        advice.append("take a larger guide, as fit(..., guide=dmvi.DiffusionGuide(steps=8)), or MCMC")
+    if d.drivers:
+        names = ", ".join(driver.name for driver in d.drivers[:_NAMED])
+        advice.append(
+            f"reparameterise {names}, where the heaviest draws stand apart; effects with a scale of their "
+            "own become standard normals times that scale (numpyro.infer.reparam.LocScaleReparam)"
+        )
+    return tuple(advice)

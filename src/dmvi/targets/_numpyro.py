@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 from dmvi._errors import InputError
 from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
 from dmvi.targets._checks import NUM_STARTS, Search, check_search, explain_failure, find_start
+from dmvi.targets._numpyro_predictive import constant_data, predictive
 from dmvi.targets._numpyro_program import Program, trace_prior
 from dmvi.targets._numpyro_sites import read_sites, unconstrained_param
 from dmvi.targets._subsets import draw_without_replacement
@@ -108,6 +109,7 @@ def _check(program: Program, probe: _Probe, bad_data: dict[str, str]) -> None:
 
 def _as_target(program: Program, probe: _Probe) -> Target:
     sites = program.sites
+    observed = {name: np.asarray(value) for name, value in probe.observed.items()}
 
     def draw_batch(key: PRNGKeyArray) -> Batch:
         keys = jax.random.split(key, len(sites.plates))
@@ -120,7 +122,7 @@ def _as_target(program: Program, probe: _Probe) -> Target:
         dim=sites.coordinates.dim,
         names=sites.coordinates.labels,
         params=probe.params,
-        observed={name: np.asarray(value) for name, value in probe.observed.items()},
+        observed=observed,
         dims=sites.dims,
         data_size=sites.data_size,
         subsampled=bool(sites.plates),
@@ -131,4 +133,6 @@ def _as_target(program: Program, probe: _Probe) -> Target:
         _start=lambda key: jax.random.uniform(key, (sites.coordinates.dim,), minval=-RADIUS, maxval=RADIUS),
         _draw_batch=draw_batch if sites.plates else lambda key: None,
         _unpack=sites.coordinates.split,
+        constant=constant_data(program, observed),
+        _predictive=lambda data: predictive(program, probe.params, data),
     )

@@ -56,6 +56,28 @@ class GiveImputedValuesTheirPrior(Messenger):
             msg["fn"] = _unmasked(msg["fn"])
 
 
+class ForgetObservations(Messenger):
+    """Lets observed sites be drawn again instead of holding their data.
+
+    Values that a site broadcasts over, as n values of one scalar distribution, count: the new draw has
+    their shape where they still fit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def process_message(self, msg) -> None:
+        """Take the data out of an observed site; factors stay as they are."""
+        auxiliary = msg.get("infer", {}).get("is_auxiliary", False)
+        if msg["type"] != "sample" or not msg["is_observed"] or auxiliary:
+            return
+        shape = jnp.shape(msg["value"])
+        batch_shape = shape[: len(shape) - msg["fn"].event_dim]
+        if len(batch_shape) > len(msg["fn"].batch_shape):
+            msg["fn"] = msg["fn"].expand(batch_shape)
+        msg["value"], msg["is_observed"] = None, False
+
+
 def _unmasked(fn: dist.Distribution) -> dist.Distribution:
     if isinstance(fn, dist.ExpandedDistribution):
         return _unmasked(fn.base_dist).expand(fn.batch_shape)

@@ -1,6 +1,6 @@
 """A NumPyro model evaluated at unconstrained points."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,9 @@ from numpyro import handlers
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import potential_energy
 
+from dmvi._errors import InputError
 from dmvi.targets._arguments import Arguments
-from dmvi.targets._numpyro_handlers import ChoosePlateIndices, GiveImputedValuesTheirPrior
+from dmvi.targets._numpyro_handlers import ChoosePlateIndices, ForgetObservations, GiveImputedValuesTheirPrior
 from dmvi.targets._numpyro_sites import Site, Sites, Trace, constrained_param, inside_support, log_prob
 from dmvi.targets._target import Batch
 
@@ -79,6 +80,38 @@ class Program:
             values[name] = value if inside is None else jnp.where(inside, value, -jnp.inf)
         return values
 
+    def latents(self, xi: Array, params: dict[str, Any]) -> dict[str, Array]:
+        """Latent sites on their supports."""
+        names = self.sites.coordinates.shapes
+        return {name: value for name, value in self.constrain(xi, params).items() if name in names}
+
+    def predict(
+        self, key: PRNGKeyArray, latents: dict[str, Array], params: dict[str, Any]
+    ) -> dict[str, Array]:
+        """One draw of every site that is no latent; latents not given come from their prior."""
+        names = self.sites.coordinates.shapes
+
+        def known(site: Site) -> Any:
+            if site["type"] == "param" and site["name"] in params:
+                return constrained_param(site, params[site["name"]])
+            return latents.get(site["name"]) if site["type"] == "sample" else None
+
+        model = handlers.substitute(self.model, substitute_fn=known)
+        plates, imputed, forget = ChoosePlateIndices(), GiveImputedValuesTheirPrior(), ForgetObservations()
+        with (
+            numpyro.validation_enabled(False),
+            handlers.seed(rng_seed=key),
+            imputed,
+            plates,
+            forget,
+            handlers.trace() as trace,
+        ):
+            self.arguments.call(model)
+        _check_latent_shapes(trace, latents)
+        return {
+            name: jnp.asarray(site["value"]) for name, site in trace.items() if _is_predicted(site, names)
+        }
+
     def probe(self, xi: Array, params: dict[str, Any]) -> tuple[Array, Array]:
         """log pi(xi; psi) and, for each observed site, the number of events outside its support."""
         value, trace = self.evaluate(xi, params)
@@ -93,6 +126,24 @@ class Program:
         trace = self.evaluate(xi, params)[1]
         sampled = {name: site for name, site in trace.items() if site["type"] == "sample"}
         return {name: jnp.all(jnp.isfinite(log_prob(site))) for name, site in sampled.items()}
+
+
+def _is_predicted(site: Site, latents: Container[str]) -> bool:
+    factor = site.get("infer", {}).get("is_auxiliary", False)
+    return site["type"] == "deterministic" or (
+        site["type"] == "sample" and site["name"] not in latents and not factor
+    )
+
+
+def _check_latent_shapes(trace: Trace, latents: dict[str, Array]) -> None:
+    """New data must not ask for latents that were never fitted, as those of a new group."""
+    for name, value in latents.items():
+        site = trace.get(name)
+        if site is not None and tuple(site["fn"].shape()) != jnp.shape(value):
+            raise InputError(
+                f"With the new data, latent site {name!r} has shape {tuple(site['fn'].shape())}; the fit "
+                f"knows it with shape {jnp.shape(value)}. Predict for groups the fit has seen, or fit again."
+            )
 
 
 def trace_prior(

@@ -8,7 +8,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dmvi._errors import InputError
+
 Batch = Any  # a pytree of plate name -> indices; None stands for the full data
+# From a key, xi (None: a draw of the prior) and psi to observed and deterministic sites.
+Predict = Callable[[PRNGKeyArray, Array | None, dict[str, Array]], dict[str, Array]]
 
 
 class _Record(Mapping[str, Any]):
@@ -77,6 +81,7 @@ class Target(eqx.Module):
     _export: Callable[[Any], Any] | None = eqx.field(static=True, default=None)
     coords: Mapping[str, Any] = eqx.field(static=True, converter=_Record, default=_NOTHING)
     constant: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_Record, default=_NOTHING)
+    _predictive: Callable[[Mapping[str, Any] | None], Predict] | None = eqx.field(static=True, default=None)
 
     def __hash__(self) -> int:
         return id(self)  # so that jax.jit takes the methods below
@@ -117,6 +122,22 @@ class Target(eqx.Module):
     def export(self, tree: Any) -> Any:
         """Draws in ArviZ's form as the model's own library would return them."""
         return tree if self._export is None else self._export(tree)
+
+    def predictive(self, data: Mapping[str, Any] | None = None) -> Predict:
+        """A function that draws what the model could have observed, and its deterministic sites.
+
+        Args:
+            data: arguments of the model to replace, by name; None keeps those of the fit.
+
+        Returns:
+            (key, xi, params) -> sites by name; where xi is None, latents come from their prior.
+        """
+        if self._predictive is None:
+            raise InputError(
+                "A log-density does not say how observations come about, so there are no predictive draws; "
+                "write the model with NumPyro primitives to get them."
+            )
+        return self._predictive(data)
 
     def start(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
         """A random starting point; not every one need have a finite density."""

@@ -51,10 +51,21 @@ class Outcome(NamedTuple):
     skipped: int
     history: np.ndarray
     history_steps: np.ndarray
+    state: State
 
 
 class Trainer:
-    """One training run, from a guide's start to its best."""
+    """One training run, from a guide's start to its best.
+
+    Args:
+        guide: where to begin.
+        target: what to approximate.
+        settings: how to train.
+        budget: how long; its steps count from the first of `state`.
+        key: random key; the same one as before continues the same random numbers.
+        progress: told of every look.
+        state: where an earlier run ended, to go on from; None begins anew.
+    """
 
     def __init__(
         self,
@@ -65,11 +76,12 @@ class Trainer:
         *,
         key: PRNGKeyArray,
         progress: Progress,
+        state: State | None = None,
     ):
         self._target, self._settings, self._budget, self._progress = target, settings, budget, progress
         self._step_key, self._look_key = children(key, 2)
         self._trained = Trained(guide, target.params)
-        self._state = compiled_start(self._trained, settings)
+        self._state = compiled_start(self._trained, settings) if state is None else _resumed(state)
         self._looks: list[Look] = []
         self._look_steps: list[int] = []
         self._returns = 0
@@ -171,4 +183,17 @@ class Trainer:
             int(self._state.skipped),
             np.array([look.elbo for look in self._looks]),
             np.array(self._look_steps, int),
+            self._left_behind(trained),
         )
+
+    def _left_behind(self, trained: Trained) -> State:
+        """Where to go on from: the last state, or a fresh optimiser where an earlier guide was kept."""
+        if trained is self._trained:
+            return self._state
+        fresh = compiled_start(trained, self._settings)
+        return self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
+
+
+def _resumed(state: State) -> State:
+    """`state` at the full learning rate."""
+    return state._replace(cooldown=np.asarray(np.iinfo(np.int32).max, np.int32))

@@ -1,0 +1,133 @@
+"""Recipes of guides and their bases as plain values, so that a file can say how its guide was made."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array
+
+from dmvi import diffusion, guides
+from dmvi._errors import InputError
+from dmvi.guides import (
+    AnyAffine,
+    Guide,
+    GuideRecipe,
+    LowRank,
+    LowRankAffine,
+    Mixture,
+    anchored,
+    low_rank_anchored,
+    mixture,
+)
+from dmvi.targets import Target
+
+_PARTS = ("Projected", "MLP", "LinearSchedule", "CosineSchedule")
+# Classes of our own that a description may name; nothing else is ever made from a file.
+_KNOWN: dict[str, type] = {
+    name: value
+    for module in (guides, diffusion)
+    for name, value in vars(module).items()
+    if isinstance(value, type)
+    and (issubclass(value, GuideRecipe) or name in _PARTS)
+    and value is not GuideRecipe
+}
+_MOST_MODES = 1_000
+_LARGEST = 100_000  # of any whole number in a recipe: a file must not ask for more memory than there is
+
+
+def describe_recipe(recipe: Any) -> Any:
+    """A recipe as JSON can hold it; None stands for what only the user's own code can make."""
+    if type(recipe).__name__ not in _KNOWN or type(recipe) is not _KNOWN[type(recipe).__name__]:
+        return None
+    described: dict[str, Any] = {"type": type(recipe).__name__}
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        if value is not None and not isinstance(value, bool | int | float | str):
+            value = describe_recipe(value)
+            if value is None:
+                return None
+        described[field.name] = value
+    return described
+
+
+def recipe_from(description: Any) -> Any:
+    """The inverse of `describe_recipe`.
+
+    Raises:
+        InputError: for a description of anything else.
+    """
+    if not isinstance(description, dict) or description.get("type") not in _KNOWN:
+        raise InputError(
+            "the file does not say how its guide was made, as with a network of your own; pass the recipe "
+            "the fit was made with, load(..., guide=dmvi.DiffusionGuide(...))."
+        )
+    known = _KNOWN[description["type"]]
+    names = {field.name for field in dataclasses.fields(known)}
+    arguments = {}
+    for name, value in description.items():
+        if name == "type":
+            continue
+        if name not in names:
+            raise InputError(f"the file describes a guide with a setting {name!r} that it does not have.")
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST:
+            raise InputError(f"the file describes a guide with {name}={value}, beyond {_LARGEST:,}.")
+        arguments[name] = recipe_from(value) if isinstance(value, dict) else value
+    return known(**arguments)
+
+
+def visible_density(target: Target) -> Callable[[Array], Array] | None:
+    """The density whose slope a recipe may use: none under minibatches or with parameters still to learn."""
+    return None if target.subsampled or target.params else target.log_density
+
+
+def describe_base(guide: Guide) -> dict[str, int]:
+    """The shape of the Gaussian, or Gaussians, under a guide: 0 stands for what there is none of.
+
+    Keys: modes (of a mixture), full (a lower triangle is trained), rank (is trained instead), anchor (number
+    of axes of the fixed scale), anchor_rank.
+    """
+    modes = guide.log_weights.value.shape[0] if isinstance(guide, Mixture) else 0
+    affine = getattr(guide.components if isinstance(guide, Mixture) else guide, "affine", None)
+    if affine is None:
+        return {"modes": 0, "full": 0, "rank": 0, "anchor": 1, "anchor_rank": 0}
+    scale = affine.anchor_scale.value
+    low_rank = isinstance(affine, LowRankAffine)
+    return {
+        "modes": modes,
+        "full": int(not low_rank and affine.lower is not None),
+        "rank": affine.left.shape[-1] if low_rank else 0,
+        "anchor": 0 if isinstance(scale, LowRank) else scale.ndim - (modes > 0),
+        "anchor_rank": scale.left.shape[-1] if isinstance(scale, LowRank) else 0,
+    }
+
+
+def guide_from(recipe: GuideRecipe, base: Any, dim: int) -> Guide:
+    """A guide of the recipe on a base of that shape, at the origin: what a file's arrays fit into."""
+    numbers = ("modes", "full", "rank", "anchor", "anchor_rank")
+    if not isinstance(base, dict) or any(type(base.get(name)) is not int for name in numbers):
+        raise InputError("the file does not say which base its guide stands on.")
+    modes, rank, anchor_rank = base["modes"], base["rank"], base["anchor_rank"]
+    if not all(0 <= base[name] <= max(dim, _MOST_MODES) for name in numbers):
+        raise InputError("the file describes a base with more directions than its guide has dimensions.")
+    affine = _base(base, dim, rank, anchor_rank)
+    if not modes:
+        return recipe.build(affine, key=jr.key(0))
+    if rank:
+        raise InputError("the file describes a mixture of bases of low rank, which there is not.")
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * modes), affine)
+    return mixture(recipe, stacked, jnp.zeros(modes), jnp.zeros(modes, bool), key=jr.key(0))
+
+
+def _base(base: dict[str, int], dim: int, rank: int, anchor_rank: int) -> AnyAffine:
+    zeros = jnp.zeros(dim)
+    scale = LowRank(zeros, jnp.zeros((dim, anchor_rank)), jnp.zeros((dim, anchor_rank)))
+    if base["anchor"]:
+        scale = jnp.eye(dim) if base["anchor"] == 2 else jnp.ones(dim)
+    if rank:
+        return low_rank_anchored(zeros, scale, rank=rank)
+    if isinstance(scale, LowRank):
+        raise InputError("the file describes a base that no guide has.")
+    return anchored(zeros, scale, full=bool(base["full"]))

@@ -1,0 +1,114 @@
+"""resume(): further training of a posterior, from where it stood."""
+
+import dataclasses
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dmvi._errors import InputError
+from dmvi._fit import PARTICLES, STEPS, fit_keys, training_settings
+from dmvi._recipes import recipe_from
+from dmvi._run import Status
+from dmvi.guides import DiffusionGuide, GuideRecipe
+from dmvi.objectives import Objective
+from dmvi.posterior import Posterior
+from dmvi.training import Budget, Settings, State, Trained, Trainer, initial_state, progress_for
+
+
+def resume(
+    posterior: Posterior,
+    *,
+    steps: int = STEPS,
+    optimizer: optax.GradientTransformation | None = None,
+    objective: Objective | None = None,
+    time_limit: float | None = None,
+    progress: bool = True,
+) -> Posterior:
+    """Train a posterior further, with its optimiser's state and random numbers going on where they ended.
+
+    The learning rate rises to its full value again and is annealed at the end; the result is never worse
+    than what it began from.
+
+    Args:
+        posterior: from `dmvi.fit`, or from `dmvi.load` with the model.
+        steps: most further steps.
+        optimizer: that of the fit, where it was not the default.
+        objective: that of the fit, where it was not the default.
+        time_limit: seconds after which training winds down.
+        progress: show the live line.
+
+    Returns:
+        A new posterior; the old one stays as it was.
+    """
+    began = time.perf_counter()
+    _check(posterior, steps, optimizer, objective)
+    run = posterior.run
+    particles = int(run.settings.get("particles", PARTICLES))
+    settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective)
+    _, _, train_key, judge_key = fit_keys(run.seed)
+    trained = Trained(posterior.guide, posterior.target.params)
+    state = _state(posterior, trained, settings)
+    line = progress_for(progress)
+    try:
+        trainer = Trainer(
+            posterior.guide,
+            posterior.target,
+            settings,
+            Budget(int(state.step) + steps, None if time_limit is None else began + time_limit),
+            key=train_key,
+            progress=line,
+            state=state,
+        )
+        outcome = trainer.run()
+    finally:
+        line.close()
+    target = eqx.tree_at(lambda t: t.params, posterior.target, outcome.params)
+    after = dataclasses.replace(
+        run,
+        # No better than where it began: for further training that is a plateau.
+        status=Status.CONVERGED if outcome.status is Status.WARM_START else outcome.status,
+        steps=outcome.steps,
+        seconds=run.seconds + time.perf_counter() - began,
+        skipped=outcome.skipped,
+        history=np.concatenate([run.history, outcome.history]),
+        history_steps=np.concatenate([run.history_steps, outcome.history_steps]),
+    )
+    return Posterior(target, outcome.guide, after, judge_key, training=jax.tree.leaves(outcome.state))
+
+
+def _recipe(posterior: Posterior) -> GuideRecipe:
+    """The recipe of the fit; what no file describes are the user's own networks in a diffusion guide."""
+    described = posterior.run.settings.get("guide")
+    return DiffusionGuide() if described is None else recipe_from(described)
+
+
+def _state(posterior: Posterior, trained: Trained, settings: Settings) -> State:
+    """The state that training left behind, in the structure these settings give it."""
+    assert posterior.training is not None
+    leaves, structure = jax.tree.flatten(eqx.filter_eval_shape(initial_state, trained, settings))
+    shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    if shapes != [(np.shape(leaf), leaf.dtype) for leaf in posterior.training]:
+        raise InputError(
+            "the state that training left behind does not belong to this optimizer or objective; pass those "
+            "of the fit."
+        )
+    return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in posterior.training])
+
+
+def _check(posterior: Posterior, steps: int, optimizer: object, objective: object) -> None:
+    if not isinstance(posterior, Posterior):
+        raise InputError(
+            "expected a posterior with its model, from dmvi.fit or dmvi.load(path, model, data=...); got "
+            f"{type(posterior).__name__}."
+        )
+    if posterior.training is None:
+        raise InputError("this posterior does not hold the state of its training, so it cannot go on.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < 2**31:
+        raise InputError(f"steps must be an integer of at least 1, got {steps!r}.")
+    for name, given in (("optimizer", optimizer), ("objective", objective)):
+        if given is None and posterior.run.settings.get(name, "default") != "default":
+            raise InputError(f"the fit had an {name} of its own; pass the same to resume.")
