@@ -52,9 +52,9 @@ def test_at_the_start_it_is_the_gaussian_mixture():
     )
 
 
-@pytest.mark.parametrize("name", ["gaussian", "mixture"])
-def test_mean_weight_is_the_evidence_whatever_the_components(name):
+def test_mean_weight_is_the_evidence_whatever_the_components():
     """Components moved away from their Gaussians, and two of them overlapping: still E[w] = Z."""
+    name = "mixture"
     guide = a_mixture(size=0.1)
     draws = jax.jit(jax.vmap(guide.draw))(jr.split(jr.key(0), 40_000))
     log_pi = jax.jit(jax.vmap(target(name).log_density))(draws.xi)
