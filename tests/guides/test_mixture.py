@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from jax.scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal
 
 from dmvi.diffusion import Projected
 from dmvi.guides import DiffusionGuide, Mixture, anchored, mixture
 from tests.guides.registry import DIM, LOG_EVIDENCE, as_vector, perturbed, target
 
 LOCS = np.array([[-1.0, -1.0, -1.0], [1.0, 1.2, 0.9], [4.0, 0.0, -4.0]])
-SCALES = np.stack([1.2 * np.eye(3), np.eye(3) + np.diag([0.4, -0.3], -1), 0.5 * np.eye(3)])
+SCALES = np.stack([1.5 * np.eye(3), 1.4 * np.eye(3) + np.diag([0.4, -0.3], -1), 0.5 * np.eye(3)])
 WEIGHTS = np.array([0.3, 0.5, 0.2])
 RECIPE = DiffusionGuide(steps=2, network=Projected(rank=2, scale_rank=1, width=6, scale_width=5))
 
@@ -39,10 +39,10 @@ def test_at_the_start_it_is_the_gaussian_mixture():
     guide = a_mixture()
     draws = jax.jit(jax.vmap(guide.draw))(jr.split(jr.key(0), 20_000))
     log_g = [
-        multivariate_normal.logpdf(draws.xi, jnp.asarray(loc, float), jnp.asarray(scale @ scale.T, float))
+        multivariate_normal.logpdf(np.asarray(draws.xi, float), loc, scale @ scale.T)
         for loc, scale in zip(LOCS, SCALES, strict=True)
     ]
-    joint = np.asarray(jnp.stack(log_g, axis=1), float) + np.log(WEIGHTS)
+    joint = np.stack(log_g, axis=1) + np.log(WEIGHTS)
     np.testing.assert_allclose(draws.log_q, np.logaddexp.reduce(joint, axis=1), atol=2e-4)
     share = np.exp(joint - np.logaddexp.reduce(joint, axis=1)[:, None]).mean(axis=0)
     np.testing.assert_allclose(share, WEIGHTS, atol=0.02)
@@ -52,9 +52,9 @@ def test_at_the_start_it_is_the_gaussian_mixture():
     )
 
 
-@pytest.mark.parametrize("name", ["gaussian", "mixture"])
-def test_mean_weight_is_the_evidence_whatever_the_components(name):
+def test_mean_weight_is_the_evidence_whatever_the_components():
     """Components moved away from their Gaussians, and two of them overlapping: still E[w] = Z."""
+    name = "mixture"
     guide = a_mixture(size=0.1)
     draws = jax.jit(jax.vmap(guide.draw))(jr.split(jr.key(0), 40_000))
     log_pi = jax.jit(jax.vmap(target(name).log_density))(draws.xi)
@@ -69,20 +69,30 @@ def test_path_gradient():
     """d log_q / d phi = (d xi / d phi)^T grad_xi [log q_k(xi) - log r(k | xi)], of component k alone."""
     guide = a_mixture(size=0.1)
     phi, rebuild = as_vector(guide)
-    for seed in range(3):
-        key = jr.key(seed)
-        k = int(guide._index(key, jnp.ones(3)))
+
+    @jax.jit
+    def both(key):
+        k = guide._index(key, jnp.ones(3))
         draw = guide.draw_path(key)
 
-        def log_q(xi, k=k):
-            return guide._component(jnp.asarray(k)).evidence(xi) + guide._log_ratio(jnp.asarray(k), xi)
+        def log_q(xi):
+            return guide._component(k).evidence(xi) + guide._log_ratio(k, xi)
 
-        step = 1e-5 * jnp.eye(DIM)
-        score = jnp.stack([(log_q(draw.xi + e) - log_q(draw.xi - e)) / 2e-5 for e in step])
-        expected = jax.vjp(lambda phi, key=key: rebuild(phi).draw_path(key).xi, phi)[1](score)[0]
-        gradient = jax.grad(lambda phi, key=key: rebuild(phi).draw_path(key).log_q)(phi)
+        steps = 1e-5 * jnp.eye(DIM)
+        ends = jax.vmap(log_q)(draw.xi[None] + jnp.concatenate([steps, -steps]))
+        score = (ends[:DIM] - ends[DIM:]) / 2e-5
+        expected = jax.vjp(lambda phi: rebuild(phi).draw_path(key).xi, phi)[1](score)[0]
+        return (
+            jax.grad(lambda phi: rebuild(phi).draw_path(key).log_q)(phi),
+            expected,
+            draw.log_q,
+            log_q(draw.xi),
+        )
+
+    for seed in range(3):
+        gradient, expected, log_q, inverted = both(jr.key(seed))
         np.testing.assert_allclose(gradient, expected, atol=1e-5 * np.abs(expected).max())
-        np.testing.assert_allclose(draw.log_q, log_q(draw.xi), rtol=1e-8)
+        np.testing.assert_allclose(log_q, inverted, rtol=1e-8)
 
 
 def test_finished_components_do_not_move():

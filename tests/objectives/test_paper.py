@@ -48,7 +48,7 @@ N = 100
 
 
 def fit_mean_model(**keywords) -> tuple[dmvi.Posterior, np.ndarray]:
-    """y_n ~ N(mu, I), mu ~ N(0, I) in R^2: the posterior has sd 1 / sqrt(N + 1)."""
+    """y_n ~ N(mu, I), mu ~ N(0, I) in R^2, and draws less the exact mean; the exact sd is 1 / sqrt(N + 1)."""
     rng = np.random.default_rng(0)
     y_mean = jnp.asarray(rng.normal(size=2) + rng.normal(size=(N, 2)).mean(0))
 
@@ -64,7 +64,7 @@ def fit_mean_model(**keywords) -> tuple[dmvi.Posterior, np.ndarray]:
         )
     assert len(told) == 1
     assert "\n" not in str(told[0].message)
-    return posterior, np.asarray(posterior.sample(2000)["x"])
+    return posterior, np.asarray(posterior.sample(2000)["x"]) - np.asarray(y_mean) * N / (N + 1)
 
 
 def test_the_sign_of_the_code_contracts_the_guide():
@@ -77,4 +77,4 @@ def test_the_sign_of_the_code_contracts_the_guide():
 def test_the_printed_sign_diverges():
     """As printed: the guide denoises ever worse, at the cost of the fit to the data."""
     _, draws = fit_mean_model(objective=Paper(sign="printed"))
-    assert np.all(draws.std(axis=0) > 2 / np.sqrt(N + 1))
+    assert np.sqrt(np.mean(draws**2)) > 3 / np.sqrt(N + 1)  # one sd for the exact posterior
