@@ -109,7 +109,8 @@ def plot_weights(fit: Views) -> "Figure":
     right.set_title(f"k-hat {d.khat:.2f} ({word})", fontsize=11)
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=9)
+        # A fixed place: looking for the best one takes long, and Matplotlib warns when it does.
+        ax.legend(frameon=False, fontsize=9, loc="upper right")
     return figure
 
 
