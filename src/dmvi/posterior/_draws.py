@@ -31,6 +31,7 @@ class Draws:
         self._target = target
         self._guide = guide
         self._chunk = chunk_size(target.dim, target.data_size)
+        self._predictors: dict[bool, Callable] = {}  # of the prior and of the posterior, at the fit's data
 
     @property
     def exact(self) -> bool:
@@ -85,15 +86,12 @@ class Draws:
         self, key: PRNGKeyArray, xi: np.ndarray | None, n: int, data: Mapping[str, Any] | None
     ) -> dict[str, np.ndarray]:
         """n predictive draws, given latents at the rows of xi or, for None, from the prior."""
-        draw = self._target.predictive(data)
         size = min(self._chunk, n)
-
-        def one(key: PRNGKeyArray, xi: Array | None, params: dict[str, Array]) -> dict[str, Array]:
-            return draw(key, xi, params)
-
-        across = jax.jit(
-            jax.vmap(one, in_axes=(0, None if xi is None else 0, None)), compiler_options=quick_options()
-        )
+        across = self._predictors.get(xi is None) if data is None else None
+        if across is None:
+            across = _across(self._target.predictive(data), prior=xi is None)
+        if data is None:
+            self._predictors[xi is None] = across
         chunks = []
         for i, chunk_key in enumerate(chunk_keys(key, n, size)):
             rows = None if xi is None else jnp.asarray(xi[np.arange(i * size, (i + 1) * size) % n])
@@ -108,6 +106,12 @@ class Draws:
 
     def _keys(self, key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:
         return chunk_keys(key, n, self._chunk)
+
+
+def _across(draw: Callable, *, prior: bool) -> Callable:
+    """A predictive draw over keys and rows of xi, compiled."""
+    rows = None if prior else 0
+    return jax.jit(jax.vmap(draw, in_axes=(0, rows, None)), compiler_options=quick_options())
 
 
 @compiled

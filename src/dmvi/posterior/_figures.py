@@ -98,9 +98,9 @@ def plot_weights(fit: Views) -> "Figure":
         return figure
     relative = finite - d.log_evidence
     left.hist(_within(relative), bins=80, color=BLUE, alpha=0.85)
-    left.axvline(0.0, color="0.2", linewidth=1.3, linestyle="--", label="an exact guide: all at 0")
+    left.axvline(0.0, color="0.2", linewidth=1.3, linestyle="--")
     left.set_yscale("log")
-    left.set_xlabel("log weight minus log evidence (nats)")
+    left.set_xlabel("log weight minus log evidence (nats); 0 where exact")
     left.set_ylabel("draws")
     few_ticks(left.xaxis, 5)
     left.set_title(f"ESS {d.ess:.3f} of {d.draws:,} draws", fontsize=11)
@@ -109,7 +109,8 @@ def plot_weights(fit: Views) -> "Figure":
     right.set_title(f"k-hat {d.khat:.2f} ({word})", fontsize=11)
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=9)
+    # A fixed place: looking for the best one takes long, and Matplotlib warns when it does.
+    right.legend(frameon=False, fontsize=9, loc="upper right")
     return figure
 
 

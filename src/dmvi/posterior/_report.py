@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dmvi.posterior._atomic import check_place, replaced
+from dmvi.posterior._checks import plot_predictive
 from dmvi.posterior._figures import MOST_PANELS
 from dmvi.posterior._forest import MOST_ROWS
 from dmvi.posterior._page import numbers, page, picture, plain_table, sortable, text
@@ -118,11 +119,12 @@ def _figures(fit: Views, n: int, seed: int) -> str:
 
 
 def _checks(fit: Views, seed: int) -> str:
-    if not fit.predictions(1, seed=seed):
+    predicted = fit.predictions(seed=seed)
+    if not predicted:
         why = "There are none: the model observes nothing, or it is a log-density, which does not say how."
         return f"<h2>Predictive checks</h2><p>{why}</p>"
     return "<h2>Predictive checks</h2>" + picture(
-        fit.plot_predictive(seed=seed),
+        plot_predictive(fit.observed, predicted),
         "Posterior predictive check: observed values beside values replicated by the fitted model.",
         "If the model is right, what was observed looks like one more replication.",
     )
