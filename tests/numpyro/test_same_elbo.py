@@ -23,7 +23,7 @@ def test_svi_reaches_the_elbo_of_fit():
     result = svi.run(jax.random.key(0), UPDATES, SIGMA, Y, progress_bar=False)
     assert np.isfinite(result.losses).all()
     fresh = Trace_ELBO(num_particles=20_000)
-    elbo = -float(fresh.loss(jax.random.key(1), result.params, eight_schools, guide, SIGMA, Y))
+    elbo = -float(np.asarray(fresh.loss(jax.random.key(1), result.params, eight_schools, guide, SIGMA, Y)))
     posterior = dmvi.fit(eight_schools, data={"sigma": SIGMA, "y": Y}, seed=0, progress=False)
     print(f"SVI {elbo:.4f}, fit {posterior.diagnostics.elbo:.4f}, se {posterior.diagnostics.elbo_se:.4f}")
     assert elbo == pytest.approx(posterior.diagnostics.elbo, abs=0.02)

@@ -101,8 +101,8 @@ class AutoRecipe(AutoContinuous):
 
     def _point_mass(self, name: str, xi: Array, plates: dict[str, Any]) -> Array:
         """The site's value theta(xi), with density -log |det d theta / d xi|."""
-        assert self.prototype_trace is not None
-        site = self.prototype_trace[name]
+        trace: Any = self.prototype_trace
+        site = trace[name]
         fn = site["fn"]
         transform = biject_to(fn.support)
         value = transform(xi)
