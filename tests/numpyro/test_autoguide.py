@@ -2,7 +2,7 @@
 
 # NumPyro types what a model samples as ArrayLike, which has no arithmetic.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
-# pyright: reportOperatorIssue=false, reportOptionalSubscript=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false, reportOptionalSubscript=false, reportCallIssue=false, reportOptionalCall=false
 
 import jax
 import jax.numpy as jnp

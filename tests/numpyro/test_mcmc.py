@@ -1,5 +1,7 @@
 """NUTS starts from a fit: in its posterior, with its covariance, in NumPyro's own order."""
 
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportOptionalSubscript=false, reportOperatorIssue=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,10 +21,10 @@ def correlated():
     """Sites in an order that is not that of their names; together N((5, 0, -2), COVARIANCE)."""
     zeta = numpyro.sample("zeta", dist.Normal(0, 1))
     alpha = numpyro.sample("alpha", dist.Normal(jnp.zeros(2), 1).to_event(1))
-    z = jnp.concatenate([zeta[None], alpha])  # pyright: ignore[reportArgumentType, reportOptionalSubscript, reportIndexIssue]
+    z = jnp.concatenate([zeta[None], alpha])
     scale = jnp.asarray(np.linalg.cholesky(COVARIANCE))
     target = dist.MultivariateNormal(jnp.array([5.0, 0.0, -2.0]), scale_tril=scale)
-    numpyro.factor("target", target.log_prob(z) - dist.Normal(0, 1).log_prob(z).sum())  # pyright: ignore
+    numpyro.factor("target", target.log_prob(z) - dist.Normal(0, 1).log_prob(z).sum())
 
 
 @pytest.fixture(scope="module")
@@ -73,4 +75,4 @@ def test_what_it_refuses(posterior):
     with pytest.raises(dmvi.InputError, match="num_chains"):
         init_mcmc(posterior, num_chains=0)
     with pytest.raises(dmvi.InputError, match=r"dmvi\.fit returned"):
-        init_mcmc("posterior")  # pyright: ignore[reportArgumentType]
+        init_mcmc("posterior")

@@ -1,5 +1,8 @@
 """The five models in PyMC."""
 
+# PyMC and PyTensor declare few of their names and types.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+
 import jax.numpy as jnp
 import numpy as np
 import pymc as pm

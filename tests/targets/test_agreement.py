@@ -7,13 +7,15 @@ Coordinates differ between libraries. Where two targets A and B describe the sam
 and with J = d theta / d xi the determinant is that of sqrt(det J_A^T J_A / det J_B^T J_B).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
+from jaxtyping import Array
 
 import dmvi
 from dmvi.targets import as_target
@@ -26,7 +28,7 @@ class Language(NamedTuple):
     """A model as a target, and its variables at a point in the common order."""
 
     target: dmvi.Target
-    variables: object
+    variables: Callable[[Array], Array]
 
 
 def in_numpyro(name: str) -> Language:
@@ -86,10 +88,11 @@ def solve(language: Language, theta: np.ndarray) -> np.ndarray:
     """The point whose variables are theta."""
     value, slope = _compiled(language)
     start = np.zeros(language.target.dim)
+    derivative: Any = lambda xi: np.asarray(slope(xi))  # noqa: E731
     found = scipy.optimize.least_squares(
         lambda xi: np.asarray(value(xi)) - theta,
         start,
-        lambda xi: np.asarray(slope(xi)),
+        derivative,
         xtol=1e-15,
         ftol=1e-15,
         gtol=1e-15,

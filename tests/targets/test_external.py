@@ -186,7 +186,7 @@ def test_bridgestan_names_density_and_constraining():
     target = from_bridgestan(FakeStan(), seed=3)
     assert target.names == ("mu", "s[0]", "s[1]")
     xi = np.array([[0.1, 0.2, 0.3], [1.0, -1.0, 0.5]], np.float32)
-    values = jax.vmap(target.log_density)(xi)
+    values = jax.vmap(target.log_density)(jnp.asarray(xi))
     expected = [FakeStan().log_density_gradient(x.astype(float), propto=False)[0] for x in xi]
     np.testing.assert_allclose(values, expected, rtol=1e-5)
     sites = jax.jit(jax.vmap(target.constrain))(xi)

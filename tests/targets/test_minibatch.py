@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 from scipy.stats import norm
 
 from dmvi.targets import from_numpyro
-from dmvi.targets._numpyro_handlers import draw_without_replacement
+from dmvi.targets._subsets import draw_without_replacement
 
 X = np.random.default_rng(0).normal(size=6)
 Y = np.random.default_rng(1).normal(size=6)

@@ -73,6 +73,21 @@ def test_constrained_and_structured_variables():
     assert (np.asarray(sites["scale"]) > 0).all()
 
 
+def test_a_dict_of_variables_is_named_by_its_keys():
+    joint = tfd.JointDistributionNamed(
+        {
+            "zeta": tfd.Normal(0.0, 1.0),
+            "alpha": lambda zeta: tfd.Sample(tfd.HalfNormal(jnp.exp(zeta)), 2),
+            "y": lambda alpha: tfd.Normal(jnp.sum(alpha), 1.0),
+        }
+    )
+    target = as_target(joint.experimental_pin(y=0.5))
+    assert target.names == ("alpha[0]", "alpha[1]", "zeta")
+    sites = target.constrain(jnp.array([0.1, 0.2, -3.0]))
+    assert float(sites["zeta"]) == pytest.approx(-3.0)
+    assert (np.asarray(sites["alpha"]) > 0).all()
+
+
 def test_what_is_refused():
     joint = as_coroutine()
     with pytest.raises(dmvi.InputError, match="holds its data already"):

@@ -96,12 +96,13 @@ class AutoRecipe(AutoContinuous):
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)
-        sites = self._unpack_latent(self._sample_latent())
+        sites: Any = self._unpack_latent(jnp.asarray(self._sample_latent()))
         return {name: self._point_mass(name, value, plates) for name, value in sites.items()}
 
     def _point_mass(self, name: str, xi: Array, plates: dict[str, Any]) -> Array:
         """The site's value theta(xi), with density -log |det d theta / d xi|."""
-        site = self.prototype_trace[name]
+        trace: Any = self.prototype_trace
+        site = trace[name]
         fn = site["fn"]
         transform = biject_to(fn.support)
         value = transform(xi)
@@ -120,7 +121,9 @@ class AutoRecipe(AutoContinuous):
         """The guide at trained parameters: `draw`, `sample` and `evidence` in unconstrained coordinates."""
         if self.prototype_trace is None:
             raise InputError("The guide has not seen its model yet; call svi.init or svi.run first.")
-        return handlers.substitute(self._guide, data=params)()
+        guide = handlers.substitute(self._guide, data=params)()
+        assert isinstance(guide, Guide)
+        return guide
 
     def sample_posterior(self, rng_key, params, *args, sample_shape=(), **kwargs):
         """Draws of the model's latent and deterministic sites, by the quick road without density."""

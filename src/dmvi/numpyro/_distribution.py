@@ -22,7 +22,7 @@ class GuideDistribution(dist.Distribution):
         path: whether log_q has the path gradient, that of log q(xi(phi)) with q held fixed.
     """
 
-    support = constraints.real_vector
+    support = constraints.real_vector  # pyright: ignore[reportAssignmentType]
     reparametrized_params: list[str] = []  # noqa: RUF012  NumPyro's own declaration
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
     pytree_data_fields = ("guide",)
@@ -87,8 +87,8 @@ def forgiving(guide: Guide) -> Guide:
 class DiffusionTransform(Transform):
     """xi = affine(F(z)): noise to the target's coordinates through the solver's steps F."""
 
-    domain = constraints.real_vector
-    codomain = constraints.real_vector
+    domain = constraints.real_vector  # pyright: ignore[reportAssignmentType]
+    codomain = constraints.real_vector  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, guide: Diffusion):
         self.guide = guide

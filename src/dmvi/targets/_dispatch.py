@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from dmvi._errors import InputError
 from dmvi.targets._jax import from_log_density
@@ -46,7 +46,7 @@ def as_target(
             "init marks the function as a JAX log-density, which takes no args or data: close over the data "
             "(functools.partial does), or drop init if the function is a NumPyro model."
         )
-    return from_log_density(model, init)
+    return from_log_density(cast(Callable[[Any], Any], model), init)
 
 
 def _from_pymc(model: Any) -> Target:

@@ -1,5 +1,8 @@
 """A PyMC model as a Target."""
 
+# PyMC and PyTensor declare few of their names and types.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,5 +1,8 @@
 """PyTensor graphs of a PyMC model as JAX functions, with minibatches chosen from outside."""
 
+# PyMC and PyTensor declare few of their names and types.
+# pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
+
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """A pinned joint distribution of TensorFlow Probability on JAX as a Target."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -65,7 +66,7 @@ class _Program:
     def __init__(self, pinned: Any):
         self.pinned = pinned
         shapes = pinned.event_shape
-        self.names = [str(name) for name in pinned._flat_resolve_names()]
+        self.names = list(_named(shapes, pinned._flat_resolve_names()))
         _check(pinned, self.names)
         self.bijector = pinned.experimental_default_event_space_bijector()
         inner = self.bijector.inverse_event_shape(shapes)
@@ -93,7 +94,8 @@ class _Program:
         """log p(y | theta) of the pinned variables, as finely as the joint's own events go."""
         theta = self.bijector.forward(self._unconstrained(xi))
         parts = self.pinned.unnormalized_log_prob_parts(theta)
-        return {name: jnp.asarray(value) for name, value in _named(parts.pinned).items()}
+        names = [name for name in self.pinned.distribution._flat_resolve_names() if name in self.pinned.pins]
+        return {name: jnp.asarray(value) for name, value in _named(parts.pinned, names).items()}
 
     def start(self, key: PRNGKeyArray) -> Array:
         """A point of (-2, 2)^dim."""
@@ -124,8 +126,11 @@ def _check(pinned: Any, names: list[str]) -> None:
 
 
 def _pins(pinned: Any) -> dict[str, np.ndarray]:
-    return {name: np.asarray(value) for name, value in _named(pinned.pins).items()}
+    return {str(name): np.asarray(value) for name, value in pinned.pins.items()}
 
 
-def _named(values: Any) -> dict[str, Any]:
-    return dict(values) if isinstance(values, dict) else dict(values._asdict())
+def _named(values: Any, names: Sequence[str]) -> dict[str, Any]:
+    """A joint's values by name, in the order in which JAX flattens them: a dict's is that of its keys."""
+    if isinstance(values, dict):
+        return {name: values[name] for name in sorted(values)}
+    return dict(zip(names, values, strict=True))
