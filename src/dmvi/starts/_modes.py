@@ -30,6 +30,8 @@ ITERATIONS = 30
 STATIONARY = 0.01  # largest g^T H^-1 g at a mode
 SAME = 1.0  # sds within which two modes are one
 SEPARATE = 5.0  # sds between modes that one Gaussian with a flow cannot serve well
+BARRIER = 8.0  # nats between them: what is lower, one flow crosses
+WAYPOINTS = 8  # on either half of the way
 NEGLIGIBLE = 7.0  # nats of Laplace's evidence below the best at which a mode is left out
 MARGIN = 0.25  # of the range of the modes found, by which the next round looks beyond it
 SLACK = 1.0  # nats by which training may be expected to raise a mixture's ELBO more than one Gaussian's
@@ -77,7 +79,7 @@ def separate_modes(
     rng = np.random.default_rng(seed_of(key))
     starts = _around(known[0], SPREADS[1:] * PROBES, rng)
     known = _distinct(known + _proper(surface, [laplace(surface, start) for start in starts]))
-    if not _separate(known):
+    if not _separate(surface, known):
         return None
     # Modes of a hierarchy, say, are no match for a Gaussian fitted to all of it. A few are enough to tell;
     # the others could add the logarithm of how many more they are.
@@ -174,13 +176,21 @@ def _distinct(modes: list[Mode]) -> list[Mode]:
     return kept
 
 
-def _separate(modes: list[Mode]) -> bool:
-    """Whether two of the modes are far apart as both see it."""
+def _separate(surface: Surface, modes: list[Mode]) -> bool:
+    """Whether a mode is far from the best, as both see it, with a barrier on the straight way between."""
+    best = modes[0]
     return any(
-        min(_distance(a.loc, b), _distance(b.loc, a)) > SEPARATE
-        for i, a in enumerate(modes)
-        for b in modes[:i]
+        min(_distance(best.loc, mode), _distance(mode.loc, best)) > SEPARATE
+        and _barrier(surface, best.loc, mode.loc) > BARRIER
+        for mode in modes[1:]
     )
+
+
+def _barrier(surface: Surface, start: np.ndarray, end: np.ndarray) -> float:
+    """How far log pi falls on the straight way, below the lower of its ends."""
+    shares = np.linspace(0.0, 1.0, 2 * WAYPOINTS + 1)
+    values = [surface.value_and_gradient(start + share * (end - start))[0] for share in shares]
+    return min(values[0], values[-1]) - min(values)
 
 
 def _distance(x: np.ndarray, mode: Mode) -> float:
