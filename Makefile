@@ -8,6 +8,9 @@ EXTRAS ?= dev,pymc,tfp
 # Rewritten only when what is installed could have changed, so repeating `make install` is instant.
 STAMP := $(VENV)/.installed
 
+# A file's tests share fixtures and compiled programs, so files stay together.
+PARALLEL := --numprocesses 2 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint format bench clean
 
@@ -28,10 +31,10 @@ demo: install  ## fit the eight schools, compare with other methods, draw figure
 	$(BIN)/dmvi demo --force
 
 test: install  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: install  ## run the slow tests too
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
 lint: install  ## check style and types
 	$(BIN)/ruff check .
