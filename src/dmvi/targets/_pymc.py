@@ -246,11 +246,10 @@ def as_inference_data(tree: xr.DataTree) -> Any:
     """What `pm.sample` returns: an `arviz.InferenceData` up to PyMC 5, a DataTree after."""
     import arviz
 
-    if not hasattr(arviz, "InferenceData"):
-        return tree
     groups = {name: child.to_dataset() for name, child in tree.children.items()}
     wide = {name: group.map(_widened, keep_attrs=True) for name, group in groups.items()}
-    return arviz.InferenceData(**wide)
+    kind: Any = getattr(arviz, "InferenceData", xr.DataTree)
+    return xr.DataTree.from_dict(wide) if issubclass(kind, xr.DataTree) else kind(**wide)
 
 
 def _widened(array: xr.DataArray) -> xr.DataArray:
