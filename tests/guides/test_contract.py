@@ -173,9 +173,10 @@ def test_untrained_guide_is_its_gaussian(name):
         assert np.all(np.abs(noise.T @ noise / DRAWS - np.eye(DIM)) < 0.05)
     log_normal = -0.5 * np.sum(noise**2, axis=1) - DIM / 2 * np.log(2 * np.pi)
     np.testing.assert_allclose(draws.xi, LOC + noise @ scale.T, rtol=3e-6, atol=3e-6)
-    np.testing.assert_allclose(
-        draws.log_q, log_normal - np.log(np.diagonal(scale)).sum(), rtol=1e-5, atol=1e-5
-    )
+    # A chain adds up the terms of its path in single precision, and the noise above is solved for.
+    tolerance = 1e-5 if name in CHAINS else 3e-6
+    expected = log_normal - np.log(np.diagonal(scale)).sum()
+    np.testing.assert_allclose(draws.log_q, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", GUIDES)
