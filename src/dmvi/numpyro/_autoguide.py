@@ -64,9 +64,7 @@ class AutoRecipe(AutoContinuous):
 
     def _setup_prototype(self, *args, **kwargs):
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # NumPyro announces that it will enumerate; the error below is ours
+            with warnings.catch_warnings():  # of an enumeration that we refuse below
                 warnings.filterwarnings("ignore", "Some algorithms will automatically enumerate")
                 super()._setup_prototype(*args, **kwargs)
         except (ValueError, RuntimeError, NotImplementedError) as error:
