@@ -32,7 +32,7 @@ def regression():
         mu = pm.Normal("mu", 0, 2, shape=2)
         chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1, shape=2))
         # PyMC adds the logarithm of LKJ's normaliser, 2^3 B(2, 2) = 4/3, where the density divides by it.
-        pm.Potential("normaliser", np.array(-2 * np.log(4 / 3)))
+        pm.Potential("normaliser", pt.constant(-2 * np.log(4 / 3)))
         noise = pm.HalfNormal("noise", 1)
         beta = pm.MvNormal("beta", mu, chol=chol, shape=(4, 2))
         pm.Normal("y", beta[GROUP, 0] + beta[GROUP, 1] * X, noise, observed=LINE_Y)

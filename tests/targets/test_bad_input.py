@@ -298,7 +298,7 @@ def test_dispatch():
     assert as_target(lambda x: -jnp.sum(x**2), init=np.zeros(3)).dim == 3
 
 
-@pytest.mark.parametrize("model", [3, "model.py", None, {"mu": 0.0}])
+@pytest.mark.parametrize("model", [3, "model.py", {"mu": 0.0}])
 def test_dispatch_names_the_accepted_types(model):
     with pytest.raises(
         InputError, match=rf"Target, a NumPyro model .* JAX log-density .*{type(model).__name__}"
@@ -316,3 +316,8 @@ def test_dispatch_refuses_what_does_not_belong():
         as_target(lambda point: eight_schools(SIGMA, Y), init={"mu": 0.0})
     with pytest.raises(InputError, match="pass init"):
         as_target(lambda x: -jnp.sum(x**2))
+
+
+def test_no_model_at_all():
+    with pytest.raises(InputError, match=r"no model to fit; give one, or call fit\(\) inside"):
+        as_target(None)

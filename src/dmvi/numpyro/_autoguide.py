@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +64,9 @@ class AutoRecipe(AutoContinuous):
 
     def _setup_prototype(self, *args, **kwargs):
         try:
-            super()._setup_prototype(*args, **kwargs)
+            with warnings.catch_warnings():  # of an enumeration that we refuse below
+                warnings.filterwarnings("ignore", "Some algorithms will automatically enumerate")
+                super()._setup_prototype(*args, **kwargs)
         except (ValueError, RuntimeError, NotImplementedError) as error:
             trace, self.prototype_trace = self.prototype_trace, None
             better = explain_prototype(type(self).__name__, trace or {}, error)
