@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from dmvi._errors import InputError
@@ -18,7 +19,7 @@ TIME_FREQUENCIES = 4
 
 def initial_weights(key: PRNGKeyArray, shape: tuple[int, ...], scale: float) -> Array:
     """Normal initial weights of standard deviation `scale`; from NumPy, unless the key is traced."""
-    if isinstance(key, jax.core.Tracer):
+    if isinstance(key, Tracer):
         return scale * jr.normal(key, shape, jnp.result_type(float))
     values = scale * np.random.default_rng(seed_of(key)).standard_normal(shape)
     return jax.device_put(values.astype(jnp.result_type(float)))
