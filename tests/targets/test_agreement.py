@@ -133,5 +133,7 @@ def test_fits_agree(name):
         moments[language] = theta.mean(axis=0), theta.std(axis=0)
     mean, sd = moments.pop("NumPyro")
     for language, (other_mean, other_sd) in moments.items():
-        assert np.abs(other_mean - mean).max() < 0.1 * sd[np.argmax(np.abs(other_mean - mean))], language
-        np.testing.assert_allclose(other_sd, sd, rtol=0.1, err_msg=language)
+        apart, ratio = np.abs(other_mean - mean) / sd, np.abs(np.log(other_sd / sd))
+        print(f"{name}, {language}: means {apart.max():.3f} sd apart, log sds {ratio.max():.3f}")
+        assert apart.max() < 0.1, language
+        assert ratio.max() < 0.1, language
