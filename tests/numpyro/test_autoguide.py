@@ -281,9 +281,10 @@ def test_model_params_are_learned_along():
 
 def test_double_precision():
     with jax.enable_x64(True):
+        y = jnp.asarray(Y)  # JAX keeps what it made of the NumPy array in single precision
         guide = AutoDiffusion(normal_mean, SMALL)
         svi = SVI(normal_mean, guide, optax.adam(1e-2), PathELBO(num_particles=2))
-        state, loss = jax.jit(svi.update)(svi.init(jax.random.key(0), Y), Y)
+        state, loss = jax.jit(svi.update)(svi.init(jax.random.key(0), y), y)
         params = svi.get_params(state)
         assert loss.dtype == jnp.float64
         assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float64")}
