@@ -1,6 +1,7 @@
 """What training minimises: an objective sees only the contracts of Guide and Target."""
 
 import abc
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from dmvi.guides._guide import Guide
+from dmvi.guides._guide import Draw, Guide
 from dmvi.targets._target import Batch, Target
 
 
@@ -53,21 +54,24 @@ class ELBO(Objective):
     """-E[log pi(xi) - log q(xi)] with the full reparameterised gradient."""
 
     def __call__(self, guide, target, keys, batch, memory):
-        def log_weight(key):
-            draw = guide.draw(key)
-            return target.log_density(draw.xi, batch) - draw.log_q
-
-        log_weights = jax.vmap(log_weight)(keys)
-        return Value(-jnp.mean(log_weights), log_weights, memory)
+        return _negative_bound(guide.draw, target, keys, batch, memory)
 
 
 class PathELBO(Objective):
     """The same bound with the path gradient: no variance where the guide is exact."""
 
     def __call__(self, guide, target, keys, batch, memory):
-        def log_weight(key):
-            draw = guide.draw_path(key)
-            return target.log_density(draw.xi, batch) - draw.log_q
+        return _negative_bound(guide.draw_path, target, keys, batch, memory)
 
-        log_weights = jax.vmap(log_weight)(keys)
-        return Value(-jnp.mean(log_weights), log_weights, memory)
+
+def _negative_bound(
+    make: Callable[[PRNGKeyArray], Draw], target: Target, keys: PRNGKeyArray, batch: Batch, memory: Any
+) -> Value:
+    """-(1/n) sum_i [log pi(xi_i) - log q(xi_i)] over the draws that `make` makes of the keys."""
+
+    def log_weight(key):
+        draw = make(key)
+        return target.log_density(draw.xi, batch) - draw.log_q
+
+    log_weights = jax.vmap(log_weight)(keys)
+    return Value(-jnp.mean(log_weights), log_weights, memory)

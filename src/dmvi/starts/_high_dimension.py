@@ -15,14 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from dmvi._compile import quick_options
 from dmvi._random import children, seed_of
 from dmvi.guides import AnyAffine, LowRank, anchored, low_rank_anchored
-from dmvi.starts._laplace import LARGEST_SD, Surface, scale_from_precision
+from dmvi.starts._laplace import LARGEST_SD, Surface, climb, scale_from_precision
 from dmvi.starts._warm_start import BROAD_SCALES, WarmStart, gaussian_vi, ranked_starts
 from dmvi.targets._target import Target
 from dmvi.training import Progress
@@ -47,10 +46,11 @@ def high_dimensional_start(target: Target, *, key: PRNGKeyArray, progress: Progr
     """
     progress.note("warm start")
     start_key, field_key, probe_key, fit_key = children(key, 4)
-    starts = ranked_starts(target, Surface(target), start_key)
+    surface = Surface(target)
+    starts = ranked_starts(target, surface, start_key)
     found = [
         ("mean-field", _mean_field(target, starts, field_key)),
-        ("laplace", _laplace(target, starts[0], probe_key)),
+        ("laplace", _laplace(target, surface, starts[0], probe_key)),
     ]
     best, best_elbo = None, -np.inf
     for name, affine in found:
@@ -83,18 +83,11 @@ def _mean_field(target: Target, starts: Float[np.ndarray, "starts dim"], key: PR
     return low_rank_anchored(best.anchor.value, best.anchor_scale.value, rank=RANK)
 
 
-def _laplace(target: Target, start: Float[np.ndarray, " dim"], key: PRNGKeyArray) -> AnyAffine | None:
+def _laplace(
+    target: Target, surface: Surface, start: Float[np.ndarray, " dim"], key: PRNGKeyArray
+) -> AnyAffine | None:
     """Laplace's approximation at the mode that L-BFGS finds; None where it leaves the finite."""
-    surface = Surface(target)
-
-    def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = surface.value_and_gradient(x)
-        if not np.isfinite(value):
-            return 1e30, np.zeros_like(x)
-        return -value, -np.nan_to_num(gradient)
-
-    options = {"maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS}
-    mode = scipy.optimize.minimize(negative, start, jac=True, method="L-BFGS-B", options=options).x
+    mode, _ = climb(surface, start, MAX_ITERATIONS)
     curvature = Curvature(target, mode)
     dense = target.dim <= DENSE_DIMENSION
     scale = scale_from_precision(curvature.dense(), full=True) if dense else curvature.low_rank(key)

@@ -12,6 +12,7 @@ from dmvi.targets._target import Target
 
 MAX_ITERATIONS = 100
 LARGEST_SD = 1e4
+NOWHERE = 1e30  # stands for -log pi where that is not finite
 
 
 class Surface:
@@ -50,21 +51,27 @@ def laplace(surface: Surface, start: np.ndarray) -> Mode:
     log Z ~ log pi(mode) - 1/2 log |H / 2 pi|, the curvatures of H cut at LARGEST_SD^-2. Where the search
     or the Hessian leaves the finite, the start itself with unit curvature stands in, at evidence zero.
     """
+    loc, log_pi = climb(surface, start, MAX_ITERATIONS)
+    precision = -surface.hessian(loc)
+    if not (np.isfinite(loc).all() and np.isfinite(precision).all() and np.isfinite(log_pi)):
+        return Mode(start, np.eye(start.size), -np.inf)
+    precision = 0.5 * (precision + precision.T)
+    curvatures = np.clip(np.linalg.eigvalsh(precision), LARGEST_SD**-2, None)
+    return Mode(loc, precision, log_pi - 0.5 * np.sum(np.log(curvatures / (2 * np.pi))))
+
+
+def climb(surface: Surface, start: np.ndarray, iterations: int) -> tuple[np.ndarray, float]:
+    """The point L-BFGS finds from `start`, and log pi there: minus infinity where that is not finite."""
 
     def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = surface.value_and_gradient(x)
         if not np.isfinite(value):
-            return 1e30, np.zeros_like(x)
+            return NOWHERE, np.zeros_like(x)
         return -value, -np.nan_to_num(gradient)
 
-    options = {"maxiter": MAX_ITERATIONS, "maxfun": 2 * MAX_ITERATIONS}
+    options = {"maxiter": iterations, "maxfun": 2 * iterations}
     found = scipy.optimize.minimize(negative, start, jac=True, method="L-BFGS-B", options=options)
-    precision = -surface.hessian(found.x)
-    if not (np.isfinite(found.x).all() and np.isfinite(precision).all() and found.fun < 1e30):
-        return Mode(start, np.eye(start.size), -np.inf)
-    precision = 0.5 * (precision + precision.T)
-    curvatures = np.clip(np.linalg.eigvalsh(precision), LARGEST_SD**-2, None)
-    return Mode(found.x, precision, -float(found.fun) - 0.5 * np.sum(np.log(curvatures / (2 * np.pi))))
+    return found.x, -float(found.fun) if found.fun < NOWHERE else -np.inf
 
 
 def scale_from_precision(precision: np.ndarray, *, full: bool) -> np.ndarray:

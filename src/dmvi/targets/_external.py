@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.targets._coordinates import Coordinates
+from dmvi.targets._jax import bare_target
 from dmvi.targets._target import Batch, Target
 
 ValueAndGrad = Callable[[np.ndarray], tuple[ArrayLike, ArrayLike]]
@@ -52,23 +53,7 @@ def from_value_and_grad(
     def start(key: PRNGKeyArray) -> Array:
         return jnp.asarray(origin) + jax.random.uniform(key, (dim,), origin.dtype, -1.0, 1.0)
 
-    return Target(
-        dim=int(dim),
-        names=coordinates.labels,
-        params={},
-        observed={},
-        dims={},
-        data_size=None,
-        subsampled=False,
-        _log_density=host.log_density,
-        _constrain=lambda xi, params: coordinates.split(xi),
-        _constrain_params=lambda params: {},
-        _log_likelihood=lambda xi, params: {},
-        _start=start,
-        _draw_batch=lambda key: None,
-        _unpack=coordinates.split,
-        _hessian=host.hessian,
-    )
+    return bare_target(coordinates, host.log_density, start, host.hessian)
 
 
 class Host:

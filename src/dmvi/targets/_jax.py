@@ -63,6 +63,16 @@ def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Targ
     except Exception as error:  # whatever the user's own code raises is told as a fault of function or init
         raise explain_failure(error, log_density, "init", leaves) from error
     check_search(search)
+    return bare_target(coordinates, density, start)
+
+
+def bare_target(
+    coordinates: Coordinates,
+    density: Callable[[Array, dict[str, Array], Batch], Array],
+    start: Callable[[PRNGKeyArray], Array],
+    hessian: Callable[[Array], Array] | None = None,
+) -> Target:
+    """A density and nothing else: its coordinates are the variables, and there are no data to know of."""
     return Target(
         dim=coordinates.dim,
         names=coordinates.labels,
@@ -78,6 +88,7 @@ def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Targ
         _start=start,
         _draw_batch=lambda key: None,
         _unpack=coordinates.split,
+        _hessian=hessian,
     )
 
 
