@@ -173,9 +173,10 @@ def test_never_worse_than_the_start_on_minibatches():
 
 
 def test_an_exact_start_stays_exact():
-    """In double precision: Adam makes whole steps of single precision's rounding."""
+    """The path gradient vanishes there, draw by draw. Adam would divide what rounding leaves by itself."""
     with jax.enable_x64(True):
-        done = train(exact_gaussian())
+        done = train(exact_gaussian(), optimizer=optax.sgd(0.1))
         scale = np.asarray(jax.jacfwd(done.guide.affine)(jnp.zeros(DIM)))  # pyright: ignore
         expected = np.asarray(exact_gaussian().affine.anchor_scale.value)
-    np.testing.assert_allclose(scale, expected, atol=1e-5)
+    assert done.steps >= 100 and done.skipped == 0
+    np.testing.assert_allclose(scale, expected, atol=1e-12)
