@@ -172,3 +172,17 @@ def test_draws_sent_where_there_is_hardly_any_mass_are_left_out():
     assert (light & sent).sum() > 10
     assert (light & ~sent).sum() > 5
     np.testing.assert_allclose(value.loss, -np.mean(log_weights[~(light & sent)]), rtol=1e-12)
+
+
+def test_the_guides_own_draws_are_marked_and_are_what_it_draws_itself():
+    """Where nothing is sent far out the draw of a key is the guide's own, with its exact weight."""
+    guide, model = trained_like("projected, narrow"), target("gaussian")
+    keys, memory = jr.split(jr.key(3), 64), CoveringELBO().memory(DIM)
+    value = jax.jit(lambda keys: CoveringELBO()(guide, model, keys, None, memory))(keys)
+    draws = jax.jit(jax.vmap(guide.draw))(keys)
+    log_weights = jax.vmap(model.log_density)(draws.xi) - draws.log_q
+    own = np.asarray(value.own)
+    assert 0 < (~own).sum() < 32
+    np.testing.assert_array_equal(own, ~np.asarray(memory.sent(64)).any(axis=1))
+    np.testing.assert_allclose(np.asarray(value.log_weights)[own], np.asarray(log_weights)[own], rtol=1e-9)
+    assert np.abs(np.asarray(value.log_weights) - log_weights)[~own].min() > 1e-3

@@ -34,9 +34,9 @@ def test_chunks_do_not_change_the_result():
     state = initial_state(start, five)
     for _ in range(2):
         state, _ = run_chunk(state, start, model, five, jr.key(0))
-    whole, log_weights = run_chunk(initial_state(start, ten), start, model, ten, jr.key(0))
+    whole, seen = run_chunk(initial_state(start, ten), start, model, ten, jr.key(0))
     assert int(state.step) == int(whole.step) == 10
-    assert log_weights.shape == (10, 4)
+    assert seen.log_weights.shape == seen.own.shape == (10, 4)
     np.testing.assert_array_equal(state.flat, whole.flat)
     assert np.abs(whole.flat - start.flat()).max() > 1e-4
 
@@ -78,8 +78,8 @@ def holed(edge: float) -> Target:
 
 def test_steps_with_a_density_that_is_not_finite_are_skipped():
     start, chosen = gaussian_start(), settings(chunk=40)
-    state, log_weights = run_chunk(initial_state(start, chosen), start, holed(2.0), chosen, jr.key(0))
-    bad = np.any(~np.isfinite(log_weights), axis=1)
+    state, seen = run_chunk(initial_state(start, chosen), start, holed(2.0), chosen, jr.key(0))
+    bad = np.any(~np.isfinite(seen.log_weights), axis=1)
     assert 5 < bad.sum() < 35
     assert int(state.skipped) == bad.sum()
     assert np.isfinite(state.flat).all()

@@ -13,7 +13,8 @@ import pytest
 from dmvi import Status
 from dmvi.guides import Gaussian
 from dmvi.objectives import CoveringELBO
-from dmvi.training import Budget, Outcome, Progress, Settings, Silent, Trainer, default_optimizer
+from dmvi.training import Budget, Outcome, Progress, Seen, Settings, Silent, Trainer, _loop, default_optimizer
+from dmvi.training._look import Look, look_back
 from tests.guides.registry import DIM, base, exact_gaussian, target, untrained
 
 CHUNK, COOLDOWN = 20, 60
@@ -172,11 +173,38 @@ def test_never_worse_than_the_start_on_minibatches():
     assert same(done.guide, guide)
 
 
+def test_looks_are_taken_at_training_s_own_draws():
+    """At the second half of the chunk, without what was sent elsewhere; none where that is little."""
+    log_weights = np.full((40, 50), np.nan)
+    log_weights[20:, :30] = np.random.default_rng(0).normal(3.0, 0.5, (20, 30))
+    seen = Seen(jnp.asarray(log_weights), jnp.asarray(np.arange(50)[None, :] < 30).repeat(40, axis=0))
+    look = look_back(seen)
+    assert look is not None
+    np.testing.assert_allclose(
+        look, (log_weights[20:, :30].mean(), log_weights[20:, :30].std() / 600**0.5), rtol=1e-5
+    )
+    assert look_back(Seen(seen.log_weights[:30], seen.own[:30])) is None
+
+
+def test_training_on_many_draws_compiles_no_other_program_for_its_looks(monkeypatch):
+    """Close looks are for short chunks and for doubtful gains."""
+    taken = []
+    monkeypatch.setattr(_loop, "look_at", lambda *args: taken.append(args) or Look(0.0, 0.0))
+    settings = Settings(CoveringELBO(), OPTIMIZER, 64, 40, 80)
+    trainer = Trainer(
+        gaussian_guide(), target("gaussian"), settings, Budget(200, None), key=jr.key(0), progress=Silent()
+    )
+    done = trainer.run()
+    assert not taken
+    assert done.history[-1] > done.history[0]
+
+
 def test_an_exact_start_stays_exact():
     """The path gradient vanishes there, draw by draw. Adam would divide what rounding leaves by itself."""
     with jax.enable_x64(True):
         done = train(exact_gaussian(), optimizer=optax.sgd(0.1))
         scale = np.asarray(jax.jacfwd(done.guide.affine)(jnp.zeros(DIM)))  # pyright: ignore
         expected = np.asarray(exact_gaussian().affine.anchor_scale.value)
-    assert done.steps >= 100 and done.skipped == 0
+    assert done.steps >= 100
+    assert done.skipped == 0
     np.testing.assert_allclose(scale, expected, atol=1e-12)

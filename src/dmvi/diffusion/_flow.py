@@ -18,6 +18,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 TAU_MAX = 2.0
 
 
+def frozen(tree: Any) -> Any:
+    """`tree` with no gradient through any of its arrays."""
+    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+
 class Moved(NamedTuple):
     """Where a flow takes a point, log |det| of the way, and the score carried along."""
 
@@ -94,6 +99,16 @@ class Flow(eqx.Module):
         def body(carry, knot):
             moved = self.step_score(knot, carry.u, carry.score, key)
             return Moved(moved.u, carry.log_det + moved.log_det, moved.score), None
+
+        return jax.lax.scan(body, Moved(u, jnp.zeros((), u.dtype), score), self.knots())[0]
+
+    def move_path(self, u: Array, score: Array, key: PRNGKeyArray | None = None) -> Moved:
+        """As `move_score`, with a gradient through u alone: along the path, not through the density."""
+        fixed = frozen(self)
+
+        def body(carry, knot):
+            here = fixed.step_score(frozen(knot), jax.lax.stop_gradient(carry.u), carry.score, key)
+            return Moved(self.step(knot, carry.u, key), carry.log_det + here.log_det, here.score), None
 
         return jax.lax.scan(body, Moved(u, jnp.zeros((), u.dtype), score), self.knots())[0]
 

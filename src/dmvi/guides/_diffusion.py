@@ -36,11 +36,11 @@ class Diffusion(Guide):
     def draw_path(self, key, far=None):
         z = spread(self._noise(key), far)
         dropout_key = jr.fold_in(key, 1)
-        fixed = frozen(self)
-        moved = fixed.flow.move_score(z, -z, dropout_key)
-        log_q = standard_log_prob(z) - moved.log_det - fixed.affine.log_det()
-        xi = self.affine(self.flow.move(z, dropout_key))
-        return Draw(xi, with_path_gradient(log_q, xi, fixed.affine.pull_score(moved.score)), z)
+        affine = frozen(self.affine)
+        moved = self.flow.move_path(z, -z, dropout_key)
+        log_q = standard_log_prob(z) - moved.log_det - affine.log_det()
+        xi = self.affine(moved.u)
+        return Draw(xi, with_path_gradient(log_q, xi, affine.pull_score(moved.score)), z)
 
     def sample(self, key, shape=()):
         count = math.prod(shape)

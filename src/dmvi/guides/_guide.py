@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from dmvi.diffusion._flow import frozen as frozen
+
 
 class Frozen(eqx.Module):
     """An array, or a pytree of them, that belongs to a guide but is not trained by gradients."""
@@ -23,11 +25,6 @@ def trainable(tree: Any) -> Any:
         tree,
         is_leaf=lambda leaf: isinstance(leaf, Frozen),
     )
-
-
-def frozen(tree: Any) -> Any:
-    """`tree` with no gradient through any of its arrays."""
-    return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf, tree)
 
 
 def with_path_gradient(value: Array, xi: Array, slope: Array) -> Float[Array, ""]:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.diffusion import GRIDS, ORDERS, LinearSchedule, NoiseMLP, NoiseSchedule, SolverFlow
-from dmvi.guides._guide import DenoisingGuide, DenoisingTerms, Draw, GuideRecipe, frozen, with_path_gradient
+from dmvi.guides._guide import DenoisingGuide, DenoisingTerms, Draw, GuideRecipe, with_path_gradient
 from dmvi.guides._noise import spread, standard_log_prob, standard_normal
 
 
@@ -36,9 +36,8 @@ class PaperDiffusion(DenoisingGuide):
 
     def draw_path(self, key, far=None):
         z = spread(self._noise(key), far)
-        moved = frozen(self).flow.move_score(z, -z)
-        xi = self.flow.move(z)
-        return Draw(xi, with_path_gradient(standard_log_prob(z) - moved.log_det, xi, moved.score), z)
+        xi, log_det, score = self.flow.move_path(z, -z)
+        return Draw(xi, with_path_gradient(standard_log_prob(z) - log_det, xi, score), z)
 
     def sample(self, key, shape=()):
         keys = jr.split(key, math.prod(shape))

@@ -96,8 +96,9 @@ class CoveringELBO(Objective):
             return jnp.where(lost, -jnp.inf, log_pi - draw.log_q), draw.noise
 
         sent = memory.sent(keys.shape[0])
+        own = ~jnp.any(sent, axis=1)
         log_weights, noise = jax.vmap(weigh)(keys, sent)
         weights = jax.nn.softmax(log_weights) * keys.shape[0]
         memory = jax.lax.stop_gradient(memory.after(weights, noise))
-        kept = ~jnp.any(sent, axis=1) | (weights > LEAST_WEIGHT)
-        return Value(-jnp.mean(log_weights, where=kept), log_weights, memory)
+        kept = own | (weights > LEAST_WEIGHT)
+        return Value(-jnp.mean(log_weights, where=kept), log_weights, own, memory)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from dmvi.guides._guide import Draw, Guide
 from dmvi.targets._target import Batch, Target
@@ -19,11 +19,13 @@ class Value(NamedTuple):
     Attributes:
         loss: the estimate.
         log_weights: log pi(xi) - log_q of the draws it was made from.
+        own: which of the draws are the guide's own and weighed exactly, so that they tell its ELBO.
         memory: what the objective carries to the next step.
     """
 
     loss: Float[Array, ""]
     log_weights: Float[Array, " n"]
+    own: Bool[Array, " n"]
     memory: Any
 
 
@@ -74,4 +76,4 @@ def _negative_bound(
         return target.log_density(draw.xi, batch) - draw.log_q
 
     log_weights = jax.vmap(log_weight)(keys)
-    return Value(-jnp.mean(log_weights), log_weights, memory)
+    return Value(-jnp.mean(log_weights), log_weights, jnp.ones(log_weights.shape, bool), memory)

@@ -68,4 +68,5 @@ class Paper(Objective):
 
         log_pi, denoising = jax.vmap(terms)(keys)
         # The paper's stand-in for log q is -L; exact weights are left to looks and diagnostics.
-        return Value(jnp.mean(-log_pi + SIGNS[self.sign] * denoising), log_pi + denoising, memory)
+        loss = jnp.mean(-log_pi + SIGNS[self.sign] * denoising)
+        return Value(loss, log_pi + denoising, jnp.zeros(log_pi.shape, bool), memory)

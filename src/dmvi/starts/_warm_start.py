@@ -164,9 +164,9 @@ def gaussian_vi(
         start = Trained(Gaussian(affine=affine, dim=affine.dim), params)
         state = initial_state(start, SETTINGS)
         state = state._replace(cooldown=jnp.asarray(STAGE_STEPS - SETTINGS.cooldown_steps, jnp.int32))
-        state, log_weights = run_chunk(state, start, model, SETTINGS, key)
+        state, seen = run_chunk(state, start, model, SETTINGS, key)
         end = start.with_flat(state.flat)
         assert isinstance(end.guide, Gaussian)
-        return end.guide.affine.rebased(), end.params, jnp.mean(log_weights[-JUDGED_STEPS:])
+        return end.guide.affine.rebased(), end.params, jnp.mean(seen.log_weights[-JUDGED_STEPS:])
 
     return jax.vmap(one)(affine, params)

@@ -6,6 +6,7 @@ from dmvi.training._loop import Trainer as Trainer
 from dmvi.training._progress import Progress as Progress
 from dmvi.training._progress import Silent as Silent
 from dmvi.training._progress import progress_for as progress_for
+from dmvi.training._state import Seen as Seen
 from dmvi.training._state import Settings as Settings
 from dmvi.training._state import State as State
 from dmvi.training._state import Trained as Trained

@@ -1,4 +1,4 @@
-"""Looks at a guide between chunks: fresh draws on the full data."""
+"""Looks at a guide between chunks: its ELBO, at the draws that trained it or at fresh ones."""
 
 from typing import NamedTuple
 
@@ -8,8 +8,10 @@ from jaxtyping import Float, PRNGKeyArray
 from dmvi.guides._guide import Guide
 from dmvi.objectives._weights import chunk_keys, chunk_size, weigh_chunk
 from dmvi.targets._target import Target
+from dmvi.training._state import Seen
 
 LOOK_DRAWS = 2000
+ENOUGH = 500  # draws of training from which a look may be taken
 USABLE = 0.9  # share of finite weights below which a guide counts as broken
 
 
@@ -26,6 +28,13 @@ class Look(NamedTuple):
         if finite.size <= USABLE * log_weights.size or finite.size == 0:
             return cls(-np.inf, 0.0)
         return cls(float(finite.mean()), float(finite.std() / np.sqrt(finite.size)))
+
+
+def look_back(seen: Seen) -> Look | None:
+    """From the second half of a chunk: its own draws were fresh when they were made; None if they are few."""
+    half = len(seen.own) // 2
+    own = np.asarray(seen.own)[half:]
+    return Look.at(np.asarray(seen.log_weights, float)[half:][own]) if own.sum() >= ENOUGH else None
 
 
 def look_at(guide: Guide, target: Target, key: PRNGKeyArray) -> Look:

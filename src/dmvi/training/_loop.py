@@ -6,21 +6,23 @@ from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dmvi._compile import compiled
 from dmvi._random import children
 from dmvi._run import Status
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
-from dmvi.training._look import Look, look_at
+from dmvi.training._look import Look, look_at, look_back
 from dmvi.training._progress import Progress
-from dmvi.training._state import Settings, State, Trained, initial_state, run_chunk
+from dmvi.training._state import Seen, Settings, State, Trained, initial_state, run_chunk
 from dmvi.training._stopping import TOLERANCE, Plateau
 
 COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
 STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
 MAX_RETURNS = 3
+OPENING = 8  # steps that hardly move the guide yet, so that their draws tell what it was like before
+ROUGHLY = 60  # draws from which they do
 
 compiled_start = compiled(initial_state)
 
@@ -28,10 +30,10 @@ compiled_start = compiled(initial_state)
 @compiled
 def compiled_chunk(
     state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
-) -> tuple[State, Trained, Float[Array, "chunk particles"]]:
+) -> tuple[State, Trained, Seen]:
     """A chunk of steps and what it has trained."""
-    state, log_weights = run_chunk(state, trained, target, settings, key)
-    return state, trained.with_flat(state.flat), log_weights
+    state, seen = run_chunk(state, trained, target, settings, key)
+    return state, trained.with_flat(state.flat), seen
 
 
 class Budget(NamedTuple):
@@ -87,7 +89,8 @@ class Trainer:
         self._returns = 0
         self._steered = settings.objective.caution is None  # by the ELBO of looks
         self._chunk_seconds = 0.0
-        self._start = self._best = (self._trained, self._look(np.array([])))
+        self._fresh = state is None
+        self._start = self._best = (self._trained, Look(-np.inf, 0.0))
 
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
@@ -123,10 +126,12 @@ class Trainer:
     def _advance(self, end: int | None = None) -> Look:
         began = time.perf_counter()
         skipped = int(self._state.skipped)
-        self._state, self._trained, log_weights = compiled_chunk(
+        self._state, self._trained, seen = compiled_chunk(
             self._state, self._trained, self._target, self._settings, self._step_key
         )
-        look = self._look(np.asarray(log_weights, float).ravel())
+        if not self._looks:
+            self._start = self._best = (self._start[0], self._look_before(seen))
+        look = self._look(seen)
         self._chunk_seconds = time.perf_counter() - began
         step = int(self._state.step)
         self._looks.append(look)
@@ -140,13 +145,24 @@ class Trainer:
         self._progress.update(step, end or self._budget.steps, look.elbo)
         return look
 
-    def _look(self, training_log_weights: np.ndarray) -> Look:
-        """Fresh draws on the full data; with minibatches the training draws have to do."""
-        if self._target.subsampled and training_log_weights.size:
-            return Look.at(training_log_weights)
-        self._look_key, key = children(self._look_key, 2)
-        model = eqx.tree_at(lambda t: t.params, self._target, self._trained.params)
-        return look_at(self._trained.guide, model, key)
+    def _look(self, seen: Seen) -> Look:
+        """At the chunk's own draws, fresh ones where they are few; with minibatches they have to do."""
+        if self._target.subsampled:
+            return Look.at(np.asarray(seen.log_weights, float).ravel())
+        look = look_back(seen)
+        return self._look_closely(self._trained) if look is None else look
+
+    def _look_before(self, seen: Seen) -> Look:
+        """At the start as the opening of the first chunk saw it, or closely where that tells too little."""
+        own = np.asarray(seen.own)[:OPENING]
+        if self._target.subsampled or not self._fresh or own.sum() < ROUGHLY:
+            return self._look_closely(self._start[0])
+        return Look.at(np.asarray(seen.log_weights, float)[:OPENING][own])
+
+    def _look_closely(self, trained: Trained) -> Look:
+        """At fresh draws on the full data, the same noise every time."""
+        model = eqx.tree_at(lambda t: t.params, self._target, trained.params)
+        return look_at(trained.guide, model, self._look_key)
 
     def _return_to_best(self) -> None:
         """Go on from the best look, fresh optimiser, half the rate: training has broken the guide."""
@@ -163,14 +179,7 @@ class Trainer:
         return time.perf_counter() + left >= self._budget.deadline
 
     def _outcome(self, status: Status) -> Outcome:
-        """The annealed guide, unless an earlier look or the start was clearly better."""
-        trained, look = self._trained, self._looks[-1] if self._looks else self._start[1]
-        best, best_look = self._best
-        noise = 3 * np.hypot(look.error, best_look.error)
-        if self._steered and (not self._looks or look.elbo < best_look.elbo - max(noise, TOLERANCE)):
-            trained, look = best, best_look
-        if self._steered and look.elbo < self._start[1].elbo:
-            trained = self._start[0]
+        trained = self._kept() if self._steered and self._looks else self._trained
         if 2 * int(self._state.skipped) > int(self._state.step):
             status = Status.DIVERGED
         elif trained is self._start[0] and status is not Status.INTERRUPTED:
@@ -185,6 +194,26 @@ class Trainer:
             np.array(self._look_steps, int),
             self._left_behind(trained),
         )
+
+    def _kept(self) -> Trained:
+        """The annealed guide, unless an earlier look or the start was better."""
+        trained, look = self._trained, self._looks[-1]
+        best, best_look = self._best
+        noise = 3 * np.hypot(look.error, best_look.error)
+        if look.elbo < best_look.elbo - max(noise, TOLERANCE):
+            trained, look = best, best_look
+        if trained is self._start[0] or self._better_than_start(trained, look):
+            return trained
+        return self._start[0]
+
+    def _better_than_start(self, trained: Trained, look: Look) -> bool:
+        """By the looks on the way where they leave no doubt, else by close ones."""
+        start = self._start[1]
+        if self._target.subsampled:
+            return look.elbo >= start.elbo
+        if look.elbo - start.elbo > 3 * np.hypot(look.error, start.error):
+            return True
+        return self._look_closely(trained).elbo >= self._look_closely(self._start[0]).elbo
 
     def _left_behind(self, trained: Trained) -> State:
         """Where to go on from: the last state, or a fresh optimiser where an earlier guide was kept."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dmvi.guides._guide import Guide, trainable
 from dmvi.objectives._objective import Objective
@@ -55,6 +55,13 @@ class State(NamedTuple):
     memory: Any
 
 
+class Seen(NamedTuple):
+    """Log-weights of a chunk's draws, and which draws are the guide's own, at the step they were made."""
+
+    log_weights: Float[Array, "chunk particles"]
+    own: Bool[Array, "chunk particles"]
+
+
 class Settings(eqx.Module):
     """How to train: all static, so a fit compiles one program.
 
@@ -89,8 +96,8 @@ def initial_state(trained: Trained, settings: Settings) -> State:
 
 def run_chunk(
     state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
-) -> tuple[State, Float[Array, "chunk particles"]]:
-    """`settings.chunk` steps under `lax.scan`, and the log-weights of their draws.
+) -> tuple[State, Seen]:
+    """`settings.chunk` steps under `lax.scan`, and what their draws showed.
 
     Args:
         state: where to go on.
@@ -106,7 +113,7 @@ def run_chunk(
 
 def _step(
     state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
-) -> tuple[State, Float[Array, " particles"]]:
+) -> tuple[State, Seen]:
     keys = jr.split(jr.fold_in(key, state.step), settings.particles + 1)
     batch = target.draw_batch(keys[-1])
 
@@ -114,9 +121,9 @@ def _step(
         now = trained.with_flat(flat)
         model = eqx.tree_at(lambda t: t.params, target, now.params)
         found = settings.objective(now.guide, model, keys[:-1], batch, state.memory)
-        return found.loss, jax.lax.stop_gradient((found.log_weights, found.memory))
+        return found.loss, jax.lax.stop_gradient((Seen(found.log_weights, found.own), found.memory))
 
-    (value, (log_weights, memory)), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
+    (value, (seen, memory)), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
     updates, optimizer = settings.optimizer.update(gradient, state.optimizer, state.flat)
     assert isinstance(updates, jax.Array)  # one flat vector in, one out
     usable = jnp.all(jnp.isfinite(updates)) & jnp.isfinite(value)
@@ -129,7 +136,7 @@ def _step(
     state = state._replace(
         flat=flat, optimizer=optimizer, step=state.step + 1, skipped=skipped, memory=memory
     )
-    return state, log_weights
+    return state, seen
 
 
 def _rate(state: State, settings: Settings) -> Float[Array, ""]:
