@@ -137,8 +137,8 @@ class Target(eqx.Module):
         if self._predictive is None:
             raise InputError(
                 "This target does not say how observations come about, so there are no predictive draws. "
-                "Of a PyMC model pm.sample_posterior_predictive(posterior.to_arviz(), model=model) makes them; "
-                "instead of a log-density, write the model with NumPyro primitives."
+                "Write a log-density with NumPyro primitives to get them; for a PyMC model call "
+                "pm.sample_posterior_predictive(posterior.to_arviz(), model=model)."
             )
         return self._predictive(data)
 
