@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
-# Most of a test's time is the compiler's, and what runs once needs no optimising. Read when JAX is imported.
+# Most of a test's time is the compiler's, and what runs once needs no optimising. Read when JAX and PyTensor
+# are imported.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("PYTENSOR_FLAGS", "mode=FAST_COMPILE")
 
 import jax
 import pytest

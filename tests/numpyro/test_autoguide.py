@@ -123,6 +123,8 @@ def test_the_chain_trains_and_has_no_transform():
     assert float(draws["mu"].mean()) == pytest.approx(1.0, abs=0.05)
     with pytest.raises(ValueError, match="get_transform"):
         NeuTraReparam(chain, result.params)
+    with pytest.raises(NotImplementedError, match=r"sample_posterior.*get_guide"):
+        chain.get_posterior(result.params)
     with pytest.raises(dmvi.InputError, match="score"):
         AutoChain(normal_mean, dmvi.ChainGuide(score=True))
 

@@ -14,18 +14,10 @@ import dmvi
 from dmvi.targets import as_target
 
 pm = pytest.importorskip("pymc", reason="PyMC is not installed: pip install dmvi[pymc]")
-pytensor = pytest.importorskip("pytensor", reason="PyMC is not installed: pip install dmvi[pymc]")
 
 Y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 SIGMA = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 SCHOOLS = list("abcdefgh")
-
-
-@pytest.fixture(autouse=True)
-def _quick_compiler():
-    """PyMC's own functions are called a few times only."""
-    with pytensor.config.change_flags(mode="FAST_COMPILE"):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +42,7 @@ def posterior(schools):
 def test_density_is_that_of_pymc(schools):
     target = as_target(schools)
     assert target.names[:3] == ("mu", "tau", "z[0]")
-    with pytensor.config.change_flags(mode="FAST_COMPILE"):
-        theirs = schools.compile_logp()
+    theirs = schools.compile_logp()
     for xi in np.random.default_rng(0).normal(size=(5, 10)).astype(np.float32):
         point = {"mu": xi[0].astype(float), "tau_log__": xi[1].astype(float), "z": xi[2:].astype(float)}
         assert float(target.log_density(xi)) == pytest.approx(float(theirs(point)), rel=1e-5)
@@ -60,7 +51,7 @@ def test_density_is_that_of_pymc(schools):
 
 
 def test_arviz_is_what_pm_sample_gives(posterior, schools):
-    draws = posterior.to_arviz(200)
+    draws = posterior.to_arviz(200, log_likelihood=True)
     theta = draws["posterior"]["theta"]
     assert theta.dims == ("chain", "draw", "school")
     assert list(theta["school"].values) == SCHOOLS
@@ -68,12 +59,41 @@ def test_arviz_is_what_pm_sample_gives(posterior, schools):
     np.testing.assert_array_equal(draws["constant_data"]["sigma"], SIGMA)
     np.testing.assert_array_equal(draws["observed_data"]["y"], Y)
     ours = draws["log_likelihood"]["y"].values
-    theirs = pm.compute_log_likelihood(
-        posterior.to_arviz(200, log_likelihood=False), model=schools, progressbar=False
-    )
+    theirs = pm.compute_log_likelihood(posterior.to_arviz(200), model=schools, progressbar=False)
     np.testing.assert_allclose(theirs["log_likelihood"]["y"].values, ours, rtol=1e-4)
     predicted = pm.sample_posterior_predictive(draws, model=schools, random_seed=0, progressbar=False)
     assert predicted["posterior_predictive"]["y"].shape == (1, 200, 8)
+    with pytest.raises(dmvi.InputError, match=r"pm\.sample_posterior_predictive"):
+        posterior.predictive()
+
+
+def test_dimensions_and_coordinates_are_those_of_pm_sample():
+    """Some dimensions have no name, some coordinates no variable, and two dimensions are of one length."""
+    with pm.Model(coords={"row": [10, 20], "column": ["a", "b"], "unused": [1, 2, 3]}) as model:
+        x = pm.Data("x", np.eye(2), dims=("row", "column"))
+        slope = pm.Normal("slope", dims="column")
+        pm.Normal("free", shape=(2, 3))
+        pm.Normal("y", x @ slope, 1, observed=pm.Data("given", [0.5, 1.0], dims="row"), dims="row")
+    ours = dmvi.fit(model, guide="full-rank", steps=50, progress=False).to_arviz(20)
+    theirs = pm.sample(
+        5, tune=5, chains=1, cores=1, model=model, progressbar=False, compute_convergence_checks=False
+    )
+    for group in ("posterior", "observed_data", "constant_data"):
+        left, right = ours[group], theirs[group]
+        assert set(left.data_vars) == set(right.data_vars)
+        assert {n: v.dims for n, v in left.items()} == {n: v.dims for n, v in right.items()}
+        assert {n: v.dtype for n, v in left.items()} == {n: v.dtype for n, v in right.items()}
+        for name in set(right.coords) - {"chain", "draw"}:
+            np.testing.assert_array_equal(left[name], right[name])
+
+
+def test_a_model_is_read_again_after_predicting(posterior, schools):
+    """PyMC 5 lists the observed variables once more in the model each time it predicts."""
+    before = as_target(schools)
+    pm.sample_posterior_predictive(posterior.to_arviz(5), model=schools, progressbar=False)
+    after = as_target(schools)
+    assert float(after.log_density(jnp.ones(10))) == float(before.log_density(jnp.ones(10)))
+    assert set(after.observed) == {"y"}
 
 
 def regression(x, y, size=None):

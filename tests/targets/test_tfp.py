@@ -90,6 +90,8 @@ def test_a_dict_of_variables_is_named_by_its_keys():
 
 def test_what_is_refused():
     joint = as_coroutine()
+    with pytest.raises(dmvi.InputError, match=r"no data yet.*experimental_pin"):
+        dmvi.fit(joint)
     with pytest.raises(dmvi.InputError, match="holds its data already"):
         dmvi.fit(joint.experimental_pin(y=Y), data={"y": Y})
     discrete = tfd.JointDistributionNamed({"k": tfd.Bernoulli(0.5), "y": lambda k: tfd.Normal(1.0 * k, 1.0)})

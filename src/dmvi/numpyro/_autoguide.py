@@ -254,6 +254,13 @@ class AutoChain(AutoRecipe):
         """Refused: the chain is random, no function of its first noise."""
         raise NotImplementedError("AutoChain has no transform, as its steps are random; use AutoDiffusion.")
 
+    def get_posterior(self, params: dict[str, Any]):
+        """Refused: a density in closed form needs the transform."""
+        raise NotImplementedError(
+            "AutoChain has no density in closed form, as its steps are random; draw with sample_posterior or "
+            "from get_guide(params), or use AutoDiffusion."
+        )
+
 
 def _arrays(guide: Guide) -> dict[str, Array]:
     """The trainable arrays of a guide by their place in it."""

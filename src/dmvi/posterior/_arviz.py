@@ -22,12 +22,14 @@ class Labels:
     Attributes:
         plates: names of the leading dimensions of each site, as the model's plates give them.
         dims: the same by the user, who wins.
-        coords: labels of the points along a dimension, by its name.
+        coords: labels of the points along a dimension, by its name; the user's.
+        known: the same by the model, for those dimensions that some site has at that length.
     """
 
     plates: Mapping[str, Sequence[str]]
     dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
     coords: Mapping[str, Sequence[Any] | np.ndarray] = field(default_factory=dict)
+    known: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def to_datatree(groups: Mapping[str, Sites], labels: Labels, attributes: Mapping[str, Any]) -> xr.DataTree:
@@ -79,11 +81,11 @@ def _dims(labels: Labels, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, li
 def _coords(
     labels: Labels, dims: Mapping[str, Sequence[str | None]], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """The user's coordinates, checked against the lengths of their dimensions."""
+    """The user's coordinates, checked against the lengths of their dimensions, and the model's that fit."""
     lengths = {}
     for site, names in dims.items():
         lengths |= {n: k for n, k in zip(names, shapes[site], strict=False) if n is not None}
-    coords = {}
+    coords = {name: at for name, at in labels.known.items() if at.shape == (lengths.get(name),)}
     for name, points in labels.coords.items():
         values = np.asarray(points)
         if name not in lengths:

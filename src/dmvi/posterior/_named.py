@@ -37,7 +37,7 @@ def scalars(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def constant_dims(target: Target) -> dict[str, tuple[str, ...]]:
-    """Dimensions of the constant data: an axis as long as exactly one plate of the observations is its."""
+    """A guess at the constant data's dimensions: an axis as long as one plate of the observations is its."""
     lengths: dict[int, set[str]] = {}
     for site, values in target.observed.items():
         for name, length in zip(target.dims.get(site, ()), values.shape, strict=False):

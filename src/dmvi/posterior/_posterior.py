@@ -239,7 +239,7 @@ class Posterior(Views):
         *,
         seed: int = 0,
         resample: bool | None = None,
-        log_likelihood: bool = True,
+        log_likelihood: bool | None = None,
         predictive: bool = True,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
@@ -249,30 +249,32 @@ class Posterior(Views):
         Groups: posterior, posterior_predictive, log_likelihood, sample_stats (lp, log_q, log_weight),
         observed_data, constant_data; those without content are left out.
 
-        For a PyMC model it is what `pm.sample` would return: before PyMC 6 that is an `InferenceData`.
+        For a PyMC model it is what `pm.sample` would return: before PyMC 6 that is an `InferenceData`, and
+        the log-likelihood is left to `pm.compute_log_likelihood`, unless it is asked for.
 
         Args:
             n: number of draws.
             seed: chooses the draws.
             resample: as in `sample`; left out, the verdict decides.
             log_likelihood: whether to add the pointwise log-likelihood, n numbers for each
-                observation, which `arviz_stats.loo` needs.
+                observation, which `arviz_stats.loo` needs; left out, the model's library decides.
             predictive: whether to add posterior-predictive draws of the observed sites.
             dims: names of the dimensions of sites; plates name theirs already.
             coords: labels of the points along a dimension, by its name.
         """
         resample = self._advised(resample)
         xi = self.unconstrained(n, seed=seed, resample=resample)
-        plates = {**self.target.dims, **constant_dims(self.target)}
+        plates = {**constant_dims(self.target), **self.target.dims}
+        likelihood = self.target.exports_likelihood if log_likelihood is None else log_likelihood
         groups = {
             "posterior": self._draws.constrain(xi),
             "posterior_predictive": self._predicted(xi, seed) if predictive else {},
-            "log_likelihood": self._draws.log_likelihood(xi) if log_likelihood else {},
+            "log_likelihood": self._draws.log_likelihood(xi) if likelihood else {},
             "sample_stats": self._statistics(xi),
             "observed_data": self.observed,
             "constant_data": self.target.constant,
         }
-        labels = Labels(plates, dims or {}, {**self.target.coords, **(coords or {})})
+        labels = Labels(plates, dims or {}, coords or {}, self.target.coords)
         return self.target.export(to_datatree(groups, labels, self._attributes(resample)))
 
     def save(self, path: str | Path, *, n: int = 4000, seed: int = 0) -> Path:

@@ -107,8 +107,8 @@ def save(posterior: "Posterior", path: Path, *, n: int, seed: int) -> Path:
             "settings": dict(run.settings),
         },
         "names": list(posterior.names),
-        "dims": {site: list(names) for site, names in posterior.target.dims.items()}
-        | {site: list(names) for site, names in constant_dims(posterior.target).items()},
+        "dims": {site: list(names) for site, names in constant_dims(posterior.target).items()}
+        | {site: list(names) for site, names in posterior.target.dims.items()},
         "sites": list(groups["draws"]),
         "versions": dict(posterior.versions),
         "data_digest": posterior.data_digest,

@@ -33,6 +33,10 @@ def as_target(
             if has_data or init is not None:
                 raise InputError(f"A {kind[-1]} holds its data already; drop args, data and init.")
             return convert(model)
+    if hasattr(model, "experimental_pin"):
+        raise InputError(
+            f"The {type(model).__name__} has no data yet; pin them, dmvi.fit(joint.experimental_pin(y=y))."
+        )
     if not callable(model):
         raise InputError(
             "The model has to be a Target, a NumPyro model (a function), a JAX log-density (a function, "

@@ -145,7 +145,7 @@ def _read(model: pymc.Model) -> _Program:
     coordinates = Coordinates({n: np.shape(point[v.name]) for n, v in zip(names, values, strict=True)})
     origin = np.concatenate([np.ravel(point[value.name]) for value in values])
 
-    observed = model.observed_RVs
+    observed = _observed_variables(model)
     pointwise = model.logp(vars=observed, jacobian=False, sum=False) if observed else []
     likelihoods = {
         str(rv.name): _part(values, graph, str(rv.name), total_size(rv))
@@ -173,7 +173,7 @@ def _read(model: pymc.Model) -> _Program:
 
 def _as_target(model: pymc.Model, program: _Program) -> Target:
     origin = jnp.asarray(program.origin)
-    observed = {str(rv.name): _observed(model.rvs_to_values[rv]) for rv in model.observed_RVs}
+    observed = {str(rv.name): _observed(model.rvs_to_values[rv]) for rv in _observed_variables(model)}
     minibatches = {part.minibatch.name: part.minibatch for part in program.parts.values() if part.minibatch}
 
     def draw_batch(key: PRNGKeyArray) -> Batch:
@@ -203,6 +203,7 @@ def _as_target(model: pymc.Model, program: _Program) -> Target:
         _export=as_inference_data,
         coords={name: np.asarray(values) for name, values in model.coords.items() if values is not None},
         constant=_constant(model),
+        exports_likelihood=False,  # pm.compute_log_likelihood adds it, and refuses where it is already
     )
 
 
@@ -222,6 +223,11 @@ def _starts(origin: np.ndarray) -> Array:
     noise = np.random.default_rng(0).uniform(-RADIUS, RADIUS, (NUM_STARTS, origin.size))
     noise[0] = 0.0
     return jnp.asarray((origin[None] + noise).astype(origin.dtype))
+
+
+def _observed_variables(model: pymc.Model) -> list[Any]:
+    """Each once: `pm.sample_posterior_predictive` lists them in the model again."""
+    return list(dict.fromkeys(model.observed_RVs))
 
 
 def _observed(value: Any) -> np.ndarray:

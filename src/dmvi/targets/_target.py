@@ -61,6 +61,7 @@ class Target(eqx.Module):
         subsampled: whether `draw_batch` gives minibatches.
         coords: labels along the dimensions named in `dims`, for ArviZ.
         constant: data that are not random variables, for ArviZ.
+        exports_likelihood: whether draws in ArviZ's form have the pointwise log-likelihood beside them.
     """
 
     dim: int = eqx.field(static=True)
@@ -81,6 +82,7 @@ class Target(eqx.Module):
     _export: Callable[[Any], Any] | None = eqx.field(static=True, default=None)
     coords: Mapping[str, Any] = eqx.field(static=True, converter=_Record, default=_NOTHING)
     constant: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_Record, default=_NOTHING)
+    exports_likelihood: bool = eqx.field(static=True, default=True)
     _predictive: Callable[[Mapping[str, Any] | None], Predict] | None = eqx.field(static=True, default=None)
 
     def __hash__(self) -> int:
@@ -134,8 +136,9 @@ class Target(eqx.Module):
         """
         if self._predictive is None:
             raise InputError(
-                "A log-density does not say how observations come about, so there are no predictive draws; "
-                "write the model with NumPyro primitives to get them."
+                "This target does not say how observations come about, so there are no predictive draws. "
+                "Write a log-density with NumPyro primitives to get them; for a PyMC model call "
+                "pm.sample_posterior_predictive(posterior.to_arviz(), model=model)."
             )
         return self._predictive(data)
 
