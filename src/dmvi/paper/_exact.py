@@ -117,9 +117,10 @@ def _hierarchy_posterior(model: PaperModel, has: Hierarchy, y: np.ndarray) -> Ex
     exact = ExactPosterior(
         model, float(log_evidence), np.empty(0), np.empty(0), np.empty((0, 0)), nodes, y.mean(0), len(y)
     )
-    means, sds = _node_moments(exact, has)
+    means, variances, cells = _node_moments(exact, has)
     mean = weights @ means
-    sd = np.sqrt(weights @ (sds**2 + (means - mean[None]) ** 2))
+    sd = np.sqrt(weights @ (variances + (means - mean[None]) ** 2))
+    sds = np.sqrt(variances + cells)
     columns = [_quantiles(weights, means[:, i], sds[:, i], mean[i], sd[i]) for i in range(len(mean))]
     return replace(exact, mean=mean, sd=sd, quantiles=np.stack(columns, axis=1))
 
@@ -194,8 +195,12 @@ def _location(has: Hierarchy, top: np.ndarray, centres: np.ndarray) -> tuple[np.
     return variance * centres.sum() / top, variance
 
 
-def _node_moments(exact: ExactPosterior, has: Hierarchy) -> tuple[np.ndarray, np.ndarray]:
-    """Means and sds of every coordinate of u given the scales of each node."""
+def _node_moments(exact: ExactPosterior, has: Hierarchy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means and variances of every coordinate of u given the scales of each node.
+
+    The third is the variance of a log-scale within the cell that a node stands for: sums over nodes need
+    it not, distribution functions would be steps without it.
+    """
     nodes, columns = exact.nodes, exact.column_means
     assert nodes is not None
     centres = columns.reshape(has.groups, has.per_group).mean(1)
@@ -210,18 +215,17 @@ def _node_moments(exact: ExactPosterior, has: Hierarchy) -> tuple[np.ndarray, np
     )
     none = np.zeros((len(w), 1))
     found = {
-        "beta": (beta, beta_variance),
-        "gamma": (gamma, gamma_variance),
-        "gamma_loc": (mu[:, None], mu_variance[:, None]),
+        "beta": (beta, beta_variance, np.zeros_like(beta)),
+        "gamma": (gamma, gamma_variance, np.zeros_like(gamma)),
+        "gamma_loc": (mu[:, None], mu_variance[:, None], none),
     }
-    # A node stands for the cell around it, over which a log-scale is all but uniform.
     for name in SCALES:
-        cell = nodes.spacing[name] ** 2 / 12
         value = getattr(nodes, name)[:, None]
         slope = value / -np.expm1(-value)  # d softplus^-1(x) / d log x
-        found[name] = (softplus_inverse(value), none + cell * slope**2)
-    means, variances = zip(*(found[site] for site in exact.model.shapes), strict=True)
-    return np.concatenate(means, axis=1), np.sqrt(np.concatenate(variances, axis=1))
+        found[name] = (softplus_inverse(value), none, slope**2 * nodes.spacing[name] ** 2 / 12)
+    parts = zip(*(found[site] for site in exact.model.shapes), strict=True)
+    means, variances, cells = (np.concatenate(part, axis=1) for part in parts)
+    return means, variances, cells
 
 
 def _quantiles(
