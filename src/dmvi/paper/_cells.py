@@ -12,7 +12,7 @@ from typing import Any
 
 from dmvi._errors import InputError
 from dmvi.paper._methods import METHODS
-from dmvi.paper._models import HIERARCHIES, MODELS
+from dmvi.paper._models import MODELS, paper_model, read_fixed
 from dmvi.paper._published import EPOCHS
 
 STORE = "cells.jsonl"
@@ -219,14 +219,7 @@ def check_plan(plan: Plan) -> None:
         raise InputError(f"expected numbers of data rows of at least 2; got {plan.sizes}.")
     if plan.replicates < 1:
         raise InputError(f"expected at least one replicate; got {plan.replicates}.")
-    if plan.fixed is not None:
-        from dmvi.paper._models import paper_model, read_fixed
-
-        for name in plan.models:
-            for n in plan.sizes:
-                read_fixed(paper_model(name, plan.variant), n, plan.fixed)
-
-
-def is_exact(model: str) -> bool:
-    """Whether the posterior of a model is known."""
-    return model == "mean" or model in HIERARCHIES
+    for name in plan.models:
+        model = paper_model(name, plan.variant)
+        for n in plan.sizes if plan.fixed is not None else ():
+            read_fixed(model, n, plan.fixed)
