@@ -1,5 +1,7 @@
 """Runs a plan: jobs on all cores, finished cells remembered, time limits kept."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,6 +67,7 @@ def run(
         say: told of progress, a line at a time.
     """
     check_plan(plan)
+    _end_as_if_interrupted()
     store = Store(folder)
     try:
         jobs = [left for job in plan.jobs() if (left := job.without(store.cells)) is not None]
@@ -79,6 +82,12 @@ def run(
         return Summary(done, total - done, failed)
     finally:
         store.close()
+
+
+def _end_as_if_interrupted() -> None:
+    """A request to end is to leave as tidy a folder as Ctrl-C does."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _announcement(jobs: list[Job], cells: int, known: int, size: int) -> str:
