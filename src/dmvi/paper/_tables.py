@@ -46,12 +46,12 @@ COLUMNS = (
     Column("sd ratio", "sd", lambda line: number(line.sd_ratio, ".3f")),
 )
 CAPTION = (
-    "T_train: CPU seconds of a fit, compilation included; T_sample: CPU seconds of 20,000 draws. MSE: squared "
-    "error of draws to the simulating parameters, in unconstrained coordinates with softplus (mixture: draws "
-    "relabelled to the truth). exact MSE: that of the exact posterior (mixture: of NUTS); ratio: to it. W1: "
-    "1-Wasserstein distance of marginals to that posterior in its sds, worst coordinate, mean over replicates. "
-    "50 %, 90 %: coverage of central intervals. gap: log evidence less ELBO, nats. sd ratio: sd over the exact "
-    "sd, median over coordinates."
+    "T_train: CPU seconds of a fit, compilation included; T_sample: CPU seconds of 20,000 draws. MSE: "
+    "squared error of draws to the simulating parameters, in unconstrained coordinates with softplus "
+    "(mixture: draws relabelled to the truth). exact MSE: that of the exact posterior (mixture: of NUTS); "
+    "ratio: to it. W1: 1-Wasserstein distance of marginals to that posterior in its sds, worst coordinate, "
+    "mean over replicates. 50 %, 90 %: coverage of central intervals. gap: log evidence less ELBO, nats. "
+    "sd ratio: sd over the exact sd, median over coordinates."
 )
 
 
