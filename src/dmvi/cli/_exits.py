@@ -18,6 +18,7 @@ class Exit(enum.IntEnum):
     FINE = 0
     MISTAKE = 2
     DO_NOT_TRUST = 3
+    UNFINISHED = 4
     INTERRUPTED = 130
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import arviz_base
 import numpy as np
-import xarray as xr
 
 from dmvi._errors import InputError
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Sites = Mapping[str, np.ndarray]
 # Groups whose arrays count draws along their first axis.
@@ -32,7 +33,7 @@ class Labels:
     known: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def to_datatree(groups: Mapping[str, Sites], labels: Labels, attributes: Mapping[str, Any]) -> xr.DataTree:
+def to_datatree(groups: Mapping[str, Sites], labels: Labels, attributes: Mapping[str, Any]) -> "xr.DataTree":
     """ArviZ's groups; the draws form one chain.
 
     Groups without content are left out. A "/" in a site's name, which NumPyro's scopes write and
@@ -43,6 +44,8 @@ def to_datatree(groups: Mapping[str, Sites], labels: Labels, attributes: Mapping
         labels: names of dimensions and coordinates.
         attributes: what is written beside the posterior group.
     """
+    import arviz_base  # slow to import, and fits do without
+
     named: dict[str, dict[str, np.ndarray]] = {}
     for group, sites in groups.items():
         drawn = group in _DRAWN

@@ -3,11 +3,10 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import xarray as xr
 from jaxtyping import PRNGKeyArray
 
 from dmvi._compile import quick_options
@@ -25,6 +24,9 @@ from dmvi.posterior._psis import smooth
 from dmvi.posterior._summary import Summary, summarise
 from dmvi.posterior._views import Views
 from dmvi.targets import Target
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 # Resampling n draws out of this many times n keeps repeated draws rare.
 _POOL = 4
@@ -243,7 +245,7 @@ class Posterior(Views):
         predictive: bool = True,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
-    ) -> xr.DataTree:
+    ) -> "xr.DataTree":
         """The fit as ArviZ reads it, the draws as one chain.
 
         Groups: posterior, posterior_predictive, log_likelihood, sample_stats (lp, log_q, log_weight),

@@ -1,10 +1,9 @@
 """A fit read from a file without its model."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
 from dmvi._errors import InputError
 from dmvi.posterior._arviz import Labels, to_datatree
@@ -12,6 +11,9 @@ from dmvi.posterior._named import chosen
 from dmvi.posterior._save import Fit
 from dmvi.posterior._summary import summarise
 from dmvi.posterior._views import Views
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class StoredPosterior(Views):
@@ -103,7 +105,7 @@ class StoredPosterior(Views):
         *,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
-    ) -> xr.DataTree:
+    ) -> "xr.DataTree":
         """The stored draws as ArviZ reads them, corrected by their weights if the verdict says so."""
         groups, arrays = self._fit.groups, self._fit.arrays
         resampled = self._advised(None)

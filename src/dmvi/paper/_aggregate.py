@@ -1,0 +1,146 @@
+"""Rows of results.csv, gathered into one line for each method on each model and size."""
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmvi._errors import InputError
+from dmvi.paper._cells import COORDINATES, RESULTS
+from dmvi.paper._methods import METHODS
+from dmvi.paper._models import MODELS
+
+TEXT = ("model", "variant", "data", "method", "reference", "status", "machine", "versions", "coordinate")
+EVIDENCE = "diffusion"  # whose importance-sampling estimate stands in where log p(y) is not known
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method on one model and size: means over replicates unless it says otherwise.
+
+    Attributes:
+        method: its name.
+        replicates: how many there are.
+        train: CPU seconds to draws.
+        sample: CPU seconds of the draws.
+        mse: the paper's metric; in the mixture within the truth's labelling.
+        reference_mse: that of the exact posterior, or of NUTS in the mixture.
+        distance: marginal W_1 to the reference in its sds, in the worst coordinate.
+        mean_distance: the same over all coordinates.
+        cover50: share of all coordinates of all replicates inside their 50 % interval.
+        cover90: the same for 90 %.
+        intervals: how many intervals that were.
+        gap: log p(y) - ELBO in nats.
+        khat: median over replicates.
+        sd_ratio: median over coordinates of sd / reference sd.
+        sd_ratio_most: largest such ratio in any coordinate of any replicate.
+    """
+
+    method: str
+    replicates: int
+    train: float
+    sample: float
+    mse: float
+    reference_mse: float
+    distance: float
+    mean_distance: float
+    cover50: float
+    cover90: float
+    intervals: int
+    gap: float
+    khat: float
+    sd_ratio: float
+    sd_ratio_most: float
+
+    @property
+    def ratio(self) -> float:
+        """MSE over the reference's."""
+        return self.mse / self.reference_mse
+
+
+Key = tuple[str, str, str, int]  # variant, data, model, n
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The rows of results.csv."""
+    return _read(folder / RESULTS)
+
+
+def read_coordinates(folder: Path) -> list[dict[str, Any]]:
+    """The rows of coordinates.csv."""
+    return _read(folder / COORDINATES)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open(newline="") as file:
+            rows = [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
+    except OSError as error:
+        raise InputError(
+            f"there is no {str(path)!r}; run `dmvi reproduce --out {path.parent}` first."
+        ) from error
+    if not rows:
+        raise InputError(f"there are no results in {str(path)!r}.")
+    return rows
+
+
+def _value(name: str, text: str) -> Any:
+    if name in TEXT:
+        return text
+    if name in ("n", "replicate", "dim", "steps"):
+        return int(text)
+    return math.nan if text == "" else text == "True" if text in ("True", "False") else float(text)
+
+
+def gather(rows: Sequence[Mapping[str, Any]]) -> dict[Key, list[Line]]:
+    """Lines by variant, kind of data, model and size, in the order of tables."""
+    evidence = {_dataset(row): row["log_evidence"] for row in rows if row["method"] == EVIDENCE}
+    groups: dict[Key, dict[str, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        key = (row["variant"], row["data"], row["model"], row["n"])
+        groups.setdefault(key, {}).setdefault(row["method"], []).append(row)
+    ordered = sorted(groups, key=lambda key: (key[0] != "printed", key[1], MODELS.index(key[2]), key[3]))
+    return {
+        key: [_line(name, groups[key][name], evidence) for name in METHODS if name in groups[key]]
+        for key in ordered
+    }
+
+
+def _dataset(row: Mapping[str, Any]) -> tuple:
+    return row["variant"], row["data"], row["model"], row["n"], row["replicate"]
+
+
+def _line(method: str, rows: Sequence[Mapping[str, Any]], evidence: Mapping[tuple, float]) -> Line:
+    def mean(name: str) -> float:
+        return float(np.mean([row[name] for row in rows]))
+
+    gaps = []
+    for row in rows:
+        known = row["reference_log_evidence"]
+        gaps.append((evidence.get(_dataset(row), math.nan) if math.isnan(known) else known) - row["elbo"])
+    return Line(
+        method=method,
+        replicates=len(rows),
+        train=mean("train_seconds"),
+        sample=mean("sample_seconds"),
+        mse=mean("mse_labelled"),
+        reference_mse=mean("reference_mse"),
+        distance=mean("wasserstein_max"),
+        mean_distance=mean("wasserstein_mean"),
+        cover50=mean("cover50"),
+        cover90=mean("cover90"),
+        intervals=sum(row["dim"] for row in rows),
+        gap=float(np.mean(gaps)),
+        khat=float(np.median([row["khat"] for row in rows])),
+        sd_ratio=float(np.median([row["sd_ratio_median"] for row in rows])),
+        sd_ratio_most=float(np.max([row["sd_ratio_most"] for row in rows])),
+    )
+
+
+def line_of(lines: Iterable[Line], method: str) -> Line | None:
+    """The line of a method, where there is one."""
+    return next((line for line in lines if line.method == method), None)

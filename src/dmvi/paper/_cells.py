@@ -1,0 +1,225 @@
+"""Cells of the experiment: what there is to do, what is done, and the file that remembers it."""
+
+import csv
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dmvi._errors import InputError
+from dmvi.paper._methods import METHODS
+from dmvi.paper._models import MODELS, paper_model, read_fixed
+from dmvi.paper._published import EPOCHS
+
+STORE = "cells.jsonl"
+RESULTS = "results.csv"
+COORDINATES = "coordinates.csv"
+REFERENCE = "nuts"  # of the models without an exact posterior
+KEY = ("model", "variant", "data", "n", "method", "replicate")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        models: names of models.
+        methods: names of methods.
+        sizes: numbers of data rows.
+        replicates: number of them, each with a data set and a truth of its own.
+        variant: "printed" or "code".
+        fixed: folder of data sets that all replicates share; None where each has its own.
+        epochs: length of the published training.
+    """
+
+    models: tuple[str, ...] = MODELS
+    methods: tuple[str, ...] = tuple(METHODS)
+    sizes: tuple[int, ...] = (100, 1000)
+    replicates: int = 5
+    variant: str = "printed"
+    fixed: Path | None = None
+    epochs: int = EPOCHS
+
+    @property
+    def data(self) -> str:
+        """Where data come from, as tables say it."""
+        return "own" if self.fixed is None else "fixed"
+
+    def jobs(self) -> list["Job"]:
+        """Everything to be done, in jobs that one process does in one go."""
+        found = []
+        for model in self.models:
+            for n in self.sizes:
+                for name in self._methods_of(model):
+                    together = METHODS[name].side_by_side
+                    every = tuple(range(self.replicates))
+                    groups = [every] if together else [(replicate,) for replicate in every]
+                    found += [
+                        Job(model, self.variant, n, name, group, self.fixed, self.epochs) for group in groups
+                    ]
+        return found
+
+    def _methods_of(self, model: str) -> list[str]:
+        """The methods that apply to a model; one without an exact posterior needs NUTS to compare with."""
+        if model != "mixture":
+            return list(self.methods)
+        return [REFERENCE, *(name for name in self.methods if name not in ("exact", REFERENCE))]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method on one model and size, for some replicates."""
+
+    model: str
+    variant: str
+    n: int
+    method: str
+    replicates: tuple[int, ...]
+    fixed: Path | None
+    epochs: int = EPOCHS
+
+    def key(self, replicate: int) -> str:
+        """What identifies a cell."""
+        length = f"-{self.epochs}" if METHODS[self.method].side_by_side and self.epochs != EPOCHS else ""
+        return f"{self.model}/{self.variant}/{self._data}/{self.n}/{self.method}{length}/{replicate}"
+
+    def reference_keys(self) -> list[str]:
+        """Cells that have to be done before: the reference posteriors of the same data sets."""
+        if self.model != "mixture" or self.method == REFERENCE:
+            return []
+        return [f"{self.model}/{self.variant}/{self._data}/{self.n}/{REFERENCE}/{r}" for r in self.replicates]
+
+    def without(self, done: Iterable[str]) -> "Job | None":
+        """The job with finished cells left out; None where nothing is left."""
+        finished = set(done)
+        left = tuple(r for r in self.replicates if self.key(r) not in finished)
+        if not left:
+            return None
+        return Job(self.model, self.variant, self.n, self.method, left, self.fixed, self.epochs)
+
+    @property
+    def _data(self) -> str:
+        return "own" if self.fixed is None else "fixed"
+
+    def __str__(self) -> str:
+        which = (
+            f"replicate {self.replicates[0]}"
+            if len(self.replicates) == 1
+            else f"{len(self.replicates)} replicates"
+        )
+        return f"{self.model}, n = {self.n}, {self.method}, {which}"
+
+
+class Store:
+    """Finished cells: one line of JSON each, appended and flushed to disk as they come.
+
+    A line that an interruption cut short is dropped when the file is opened again, so a cell is there
+    whole or not at all.
+
+    Args:
+        folder: where the file is; made where there is none.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / STORE).open("a+b")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"another run writes into {str(folder)!r}; choose another folder.") from error
+        except OSError as error:
+            raise InputError(f"cannot write into {str(folder)!r}: {error.strerror or error}.") from error
+        self.cells: dict[str, dict[str, Any]] = {}
+        self._read()
+
+    def add(self, cell: Mapping[str, Any]) -> None:
+        """Remember a finished cell."""
+        self._file.write(json.dumps(cell).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.cells[cell["key"]] = dict(cell)
+
+    def close(self) -> None:
+        """Write the tables of all cells and close the file."""
+        self._file.close()
+        write_csv(self.folder / RESULTS, [cell["row"] for cell in self.sorted()])
+        write_csv(self.folder / COORDINATES, coordinate_rows(self.sorted()))
+
+    def sorted(self) -> list[dict[str, Any]]:
+        """The cells in the order of tables."""
+        return sorted(self.cells.values(), key=lambda cell: _rank(cell["row"]))
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        whole = 0
+        for line in self._file:
+            try:
+                cell = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                cell = None
+            if cell is None:
+                break
+            self.cells[cell["key"]] = cell
+            whole += len(line)
+        self._file.truncate(whole)
+        self._file.seek(0, os.SEEK_END)
+
+
+def coordinate_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each coordinate of each cell."""
+    return [
+        {name: cell["row"][name] for name in KEY} | coordinate
+        for cell in cells
+        for coordinate in cell["coordinates"]
+    ]
+
+
+def _rank(row: Mapping[str, Any]) -> tuple:
+    """Order of rows: as the models and methods are listed."""
+    return (
+        row["variant"],
+        row["data"],
+        MODELS.index(row["model"]),
+        row["n"],
+        list(METHODS).index(row["method"]),
+        row["replicate"],
+    )
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of rows with the same columns, written in one piece."""
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text.getvalue())
+    os.replace(partial, path)
+
+
+def _cell(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def check_plan(plan: Plan) -> None:
+    """Everything about a plan that can be wrong, before any work."""
+    for kind, names, known in (("model", plan.models, MODELS), ("method", plan.methods, tuple(METHODS))):
+        if not names:
+            raise InputError(f"expected at least one {kind}; choose from {', '.join(known)}.")
+        for name in names:
+            if name not in known:
+                raise InputError(f"there is no {kind} {name!r}; expected some of {', '.join(known)}.")
+    if not plan.sizes or any(size < 2 for size in plan.sizes):
+        raise InputError(f"expected numbers of data rows of at least 2; got {plan.sizes}.")
+    if plan.replicates < 1:
+        raise InputError(f"expected at least one replicate; got {plan.replicates}.")
+    for name in plan.models:
+        model = paper_model(name, plan.variant)
+        for n in plan.sizes if plan.fixed is not None else ():
+            read_fixed(model, n, plan.fixed)

@@ -1,0 +1,53 @@
+"""How long jobs take, in seconds of one core: measured once, stated before a run, corrected as it goes."""
+
+from collections.abc import Iterable
+
+from dmvi.paper._cells import Job
+from dmvi.paper._methods import METHODS
+from dmvi.paper._published import BATCH, Recipe
+
+STARTING = 8.0  # a process and its imports
+COMPILING = {"gaussian": 6.0, "flow": 9.0, "diffusion": 16.0}
+# Of one replicate's step: milliseconds, and for a diffusion milliseconds for each evaluation of its network.
+STEP = {"gaussian": 0.02, "flow": 0.09, "diffusion": 0.042}
+AFTER = {"gaussian": 1.0, "flow": 2.0, "diffusion": 4.0}  # draws, weights and scores of one replicate
+FIT = {
+    "exact": 3.0,
+    "nuts": 20.0,
+    "diffusion": 25.0,
+    "chain": 30.0,
+    "advi": 12.0,
+    "full-rank": 12.0,
+    "nfvi": 25.0,
+}
+LARGE = 1.5  # factor of fits to a thousand rows
+MIXTURE = 3.0  # factor of fits to the mixture, which has several modes
+
+
+def expected_seconds(job: Job) -> float:
+    """Seconds of one core that a job is expected to take."""
+    recipe = METHODS[job.method].published
+    if recipe is None:
+        factor = (LARGE if job.n > 500 else 1.0) * (MIXTURE if job.model == "mixture" else 1.0)
+        return len(job.replicates) * FIT[job.method] * factor
+    steps = job.epochs * -(-job.n // BATCH)
+    each = 1e-3 * steps * STEP[recipe.kind] * _evaluations(recipe) + AFTER[recipe.kind]
+    return COMPILING[recipe.kind] + len(job.replicates) * each
+
+
+def _evaluations(recipe: Recipe) -> int:
+    """Evaluations of the network in a step: those of a draw and one of the loss."""
+    return recipe.steps + 1 if recipe.kind == "diffusion" else 1
+
+
+def total_seconds(jobs: Iterable[Job]) -> float:
+    """Seconds of one core that jobs are expected to take together."""
+    return sum(expected_seconds(job) for job in jobs)
+
+
+def spoken(seconds: float) -> str:
+    """A duration as one says it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,66 @@
+"""Files made from the CSV files of a run, and from nothing else."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+from dmvi._errors import InputError
+from dmvi.paper._aggregate import gather, read_coordinates, read_results
+from dmvi.paper._page import reproduction_page
+from dmvi.paper._tables import latex, markdown, page, table_title, tables_of
+
+FIGURES = "figures"
+
+
+def write_tables(folder: Path) -> list[Path]:
+    """Tables in Markdown, LaTeX and HTML, and one figure for each model.
+
+    Args:
+        folder: that of a run, with results.csv and coordinates.csv.
+
+    Returns:
+        The files that were written.
+    """
+    tables = tables_of(gather(read_results(folder)))
+    figures = write_figures(folder, folder / FIGURES)
+    names = {title: f"{FIGURES}/{path.name}" for title, path in figures.items()}
+    written = {
+        folder / "tables.md": markdown(tables),
+        folder / "tables.tex": latex(tables),
+        folder / "tables.html": page(tables, names),
+    }
+    for path, text in written.items():
+        _write(path, text)
+    return [*written, *figures.values()]
+
+
+def write_figures(folder: Path, where: Path) -> dict[str, Path]:
+    """The figures of a run by the titles of their tables; none where Matplotlib is not there."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return {}
+    from dmvi.paper._figures import draw_figure
+
+    rows = read_coordinates(folder)
+    where.mkdir(exist_ok=True)
+    found = {}
+    for variant, data, model in dict.fromkeys((row["variant"], row["data"], row["model"]) for row in rows):
+        path = where / f"{model}-{variant}{'' if data == 'own' else '-fixed'}.png"
+        own = [row for row in rows if (row["variant"], row["data"], row["model"]) == (variant, data, model)]
+        draw_figure(own, model, path)
+        found[table_title(variant, data, model)] = path
+    return found
+
+
+def write_page(folder: Path, path: Path) -> Path:
+    """The page of the docs; `folder` is that of a run."""
+    if path.suffix != ".md":
+        raise InputError(f"expected a page that ends in .md; got {str(path)!r}.")
+    _write(path, reproduction_page(read_results(folder), read_coordinates(folder)))
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    """In one piece: nobody sees half a file."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    os.replace(partial, path)

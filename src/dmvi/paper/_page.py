@@ -1,0 +1,6 @@
+"""The page of the docs."""
+
+
+def reproduction_page(results, coordinates) -> str:
+    """The page."""
+    return ""
