@@ -363,6 +363,14 @@ def test_discrete_sites_are_refused_unless_enumerated():
         svi.init(KEY)
 
 
+@pytest.mark.filterwarnings("ignore:Currently, SVI with PathELBO")
+def test_the_path_elbo_leaves_no_site_to_enumerate():
+    y = jnp.array([-2.5, -1.0, 1.5])
+    svi = SVI(mixture, AutoDiffusion(mixture, SMALL), optax.adam(1e-2), PathELBO())
+    with pytest.raises(dmvi.InputError, match=r"'kind'.*PathEnumELBO"):
+        svi.update(svi.init(KEY, y), y)
+
+
 @pytest.mark.parametrize("infer", [{}, {"enumerate": "parallel"}])
 def test_discrete_sites_without_end_are_refused(infer):
     def model():
