@@ -363,6 +363,25 @@ def test_discrete_sites_are_refused_unless_enumerated():
         svi.init(KEY)
 
 
+@pytest.mark.filterwarnings("ignore:Currently, SVI with PathELBO")
+def test_the_path_elbo_leaves_no_site_to_enumerate():
+    y = jnp.array([-2.5, -1.0, 1.5])
+    svi = SVI(mixture, AutoDiffusion(mixture, SMALL), optax.adam(1e-2), PathELBO())
+    with pytest.raises(dmvi.InputError, match=r"'kind'.*PathEnumELBO"):
+        svi.update(svi.init(KEY, y), y)
+
+
+@pytest.mark.parametrize("infer", [{}, {"enumerate": "parallel"}])
+def test_discrete_sites_without_end_are_refused(infer):
+    def model():
+        numpyro.sample("x", dist.Normal(0, 1))
+        numpyro.sample("count", dist.Poisson(3.0), infer=infer)
+
+    svi = SVI(model, AutoDiffusion(model), optax.adam(1e-2), TraceEnum_ELBO())
+    with pytest.raises(dmvi.InputError, match=r"'count' is Poisson.*cannot be enumerated; sum it out"):
+        svi.init(KEY)
+
+
 def test_models_without_latents_and_wrong_arguments_are_refused():
     def empty(y):
         numpyro.sample("y", dist.Normal(0, 1), obs=y)

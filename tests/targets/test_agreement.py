@@ -20,6 +20,7 @@ import scipy.stats
 from jaxtyping import Array
 
 import dmvi
+from dmvi.posterior import Verdict
 from dmvi.targets import as_target
 from tests.targets import programs
 
@@ -136,7 +137,6 @@ def weighed(posterior: dmvi.Posterior, common: Callable, seed: int) -> Moments:
     """Moments by importance sampling; sd = sqrt(v), so that se(sd) = se(v) / (2 sd)."""
     mean = posterior.expectation(common, n=DRAWS, seed=seed)
     variance = posterior.expectation(lambda v: (common(v) - mean.value) ** 2, n=DRAWS, seed=seed)
-    assert mean.khat < 0.7  # otherwise the errors mean nothing
     sd = np.sqrt(variance.value)
     return Moments(np.concatenate([mean.value, sd]), np.concatenate([mean.se, variance.se / (2 * sd)]))
 
@@ -173,6 +173,8 @@ def test_fits_agree(name):
         except pytest.skip.Exception:
             continue
         posterior = dmvi.fit(made.target, seed=0, progress=False)
+        # Otherwise errors mean nothing. k-hat alone does not tell: of all but even weights it is noise.
+        assert posterior.verdict is not Verdict.DO_NOT_TRUST, language
         found[language] = [moments(posterior, made.common, seed) for moments in (weighed, summarised)]
     differences = {
         f"{a} and {b}": [apart(*two) for two in zip(found[a], found[b], strict=True)]

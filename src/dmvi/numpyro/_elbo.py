@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 from numpyro.infer import Trace_ELBO, TraceEnum_ELBO
 from numpyro.primitives import Messenger
 
+from dmvi._errors import InputError
 from dmvi.guides._guide import frozen
 from dmvi.numpyro._distribution import GuideDistribution
 
@@ -36,7 +37,8 @@ class PathELBO(Trace_ELBO):
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """The loss to differentiate; `SVI` calls this."""
-        return super().loss_with_mutable_state(rng_key, param_map, model, _Along(guide), *args, **kwargs)
+        model, guide = _Summed(model), _Along(guide)
+        return super().loss_with_mutable_state(rng_key, param_map, model, guide, *args, **kwargs)
 
 
 class PathEnumELBO(TraceEnum_ELBO):
@@ -45,6 +47,22 @@ class PathEnumELBO(TraceEnum_ELBO):
     def loss(self, rng_key, param_map, model, guide, *args, **kwargs):
         """The loss to differentiate; `SVI` calls this."""
         return super().loss(rng_key, param_map, model, _Along(guide), *args, **kwargs)
+
+
+class _Summed(Messenger):
+    """Refuses sites that are left to enumerate; `Trace_ELBO` would draw them from their prior."""
+
+    def __init__(self, fn: Callable | None = None) -> None:
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+            return
+        if msg["infer"].get("enumerate") == "parallel" and msg["fn"].support.is_discrete:
+            raise InputError(
+                f"PathELBO does not sum over the discrete site {msg['name']!r}, which the model marks for "
+                "enumeration; train with dmvi.numpyro.PathEnumELBO or TraceEnum_ELBO."
+            )
 
 
 class _Along(Messenger):

@@ -21,6 +21,11 @@ class WithoutEnumerated(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "sample" or msg["is_observed"] or not msg["fn"].support.is_discrete:
             return
+        if msg["value"] is None and not msg["fn"].has_enumerate_support:
+            raise InputError(
+                f"The discrete site {msg['name']!r} is {type(msg['fn']).__name__}, whose values cannot be "
+                "enumerated; sum it out of the model, or put a continuous variable in its place."
+            )
         if msg["infer"].get("enumerate") == "parallel":
             msg["value"] = msg["fn"].sample(jr.key(0)) if msg["value"] is None else msg["value"]
             msg["stop"] = True
