@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dmvi._errors import InputError
 from dmvi.paper._aggregate import gather, read_coordinates, read_results
+from dmvi.paper._cells import refresh
 from dmvi.paper._page import reproduction_page
 from dmvi.paper._tables import latex, markdown, page, table_title, tables_of
 
@@ -21,6 +22,7 @@ def write_tables(folder: Path) -> list[Path]:
     Returns:
         The files that were written.
     """
+    refresh(folder)
     tables = tables_of(gather(read_results(folder)))
     figures = write_figures(folder, folder / FIGURES)
     names = {title: f"{FIGURES}/{path.name}" for title, path in figures.items()}
