@@ -1,6 +1,7 @@
 """dmvi reproduce: options, mistakes, a small run from end to end."""
 
 import os
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -9,7 +10,7 @@ from dmvi import InputError
 from dmvi.cli._app import app
 from dmvi.cli._reproduce import FULL, QUICK, plan_from
 
-NOTHING = dict.fromkeys(("models", "methods", "sizes", "replicates", "variant", "fixed_data"))
+NOTHING: dict[str, Any] = dict.fromkeys(("models", "methods", "sizes", "replicates", "variant", "fixed_data"))
 
 
 def invoke(*words: str):

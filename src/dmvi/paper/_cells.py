@@ -235,5 +235,6 @@ def check_plan(plan: Plan) -> None:
         raise InputError(f"expected at least one replicate; got {plan.replicates}.")
     for name in plan.models:
         model = paper_model(name, plan.variant)
-        for n in plan.sizes if plan.fixed is not None else ():
-            read_fixed(model, n, plan.fixed)
+        if plan.fixed is not None:
+            for n in plan.sizes:
+                read_fixed(model, n, plan.fixed)

@@ -133,13 +133,15 @@ class Recipe(NamedTuple):
     def build(self, dim: int, key: PRNGKeyArray) -> Published:
         """The guide before training."""
         if self.kind == "gaussian":
-            return PublishedGaussian(jnp.zeros(dim), jnp.full(dim, math.log(FIRST_SCALE)), dim)
+            return PublishedGaussian(
+                loc=jnp.zeros(dim), log_scale=jnp.full(dim, math.log(FIRST_SCALE)), dim=dim
+            )
         if self.kind == "flow":
-            return PublishedFlow(AutoregressiveFlow(dim, WIDTH, LAYERS, key=key), dim)
+            return PublishedFlow(flow=AutoregressiveFlow(dim, WIDTH, LAYERS, key=key), dim=dim)
         network = NoiseMLP(dim, WIDTH, DROPOUT, key=key)
         schedule = LinearSchedule(self.diffusions)
         solver = SolverFlow(network, schedule, evaluations=self.steps, order=self.order, grid="logsnr")
-        return PublishedDiffusion(solver, dim)
+        return PublishedDiffusion(flow=solver, dim=dim)
 
 
 class Training(NamedTuple):
