@@ -34,6 +34,7 @@ ARROWS = {
     "_load": {ERRORS, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
     "_resume": {ERRORS, RUN, RECIPES, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
     "numpyro": {ERRORS, RANDOM, "dmvi.guides", "dmvi.posterior"},
+    "paper": {ERRORS, RANDOM, "dmvi._fit", "dmvi.diffusion", "dmvi.guides", "dmvi.posterior"},
     "cli": {"dmvi"},
     "__init__": {"dmvi"},
     "__main__": {"dmvi"},
@@ -123,6 +124,8 @@ def test_imports_follow_the_arrows():
         ("posterior/_a.py", "from dmvi.training import train"),
         ("posterior/_a.py", "import dmvi"),
         ("_fit.py", "from dmvi.cli import main"),
+        ("_fit.py", "from dmvi.paper import METHODS"),
+        ("paper/_a.py", "from dmvi.cli import main"),
         ("cli/_a.py", "import benchmarks.lab"),
     ],
 )
@@ -147,7 +150,7 @@ def test_an_import_along_the_arrows_is_let_through(tmp_path, module, line):
 
 def write_package(source: Path, module: str, line: str) -> None:
     """A small package of the same shape with one more module in it."""
-    for name in [*STAGES, "cli"]:
+    for name in [*STAGES, "cli", "paper"]:
         (source / name).mkdir()
         (source / name / "__init__.py").write_text("")
     (source / "guides" / "__init__.py").write_text(

@@ -10,7 +10,7 @@ from dmvi.paper import METHODS, Plan, run, write_page, write_tables
 
 QUICK = Plan(
     models=("mean", "mixture", "hierarchical_5"),
-    methods=("exact", "nuts", "diffusion", "advi", "dmvi-100-10-3"),
+    methods=("exact", "diffusion", "advi", "dmvi-100-10-3"),
     sizes=(100,),
     replicates=2,
 )

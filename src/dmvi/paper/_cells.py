@@ -147,27 +147,41 @@ class Store:
     def close(self) -> None:
         """Write the tables of all cells and close the file."""
         self._file.close()
-        write_csv(self.folder / RESULTS, [cell["row"] for cell in self.sorted()])
-        write_csv(self.folder / COORDINATES, coordinate_rows(self.sorted()))
-
-    def sorted(self) -> list[dict[str, Any]]:
-        """The cells in the order of tables."""
-        return sorted(self.cells.values(), key=lambda cell: _rank(cell["row"]))
+        write_rows(self.folder, self.cells.values())
 
     def _read(self) -> None:
-        self._file.seek(0)
-        whole = 0
-        for line in self._file:
-            try:
-                cell = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                cell = None
-            if cell is None:
-                break
-            self.cells[cell["key"]] = cell
-            whole += len(line)
+        cells, whole = whole_lines((self.folder / STORE).read_bytes())
+        self.cells |= {cell["key"]: cell for cell in cells}
         self._file.truncate(whole)
         self._file.seek(0, os.SEEK_END)
+
+
+def whole_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The cells in the file's content, and how much of it they take: what follows was cut short."""
+    cells, whole = [], 0
+    for line in content.splitlines(keepends=True):
+        try:
+            cells.append(json.loads(line) if line.endswith(b"\n") else None)
+        except ValueError:
+            break
+        if cells[-1] is None:
+            break
+        whole += len(line)
+    return [cell for cell in cells if cell is not None], whole
+
+
+def write_rows(folder: Path, cells: Iterable[Mapping[str, Any]]) -> None:
+    """results.csv and coordinates.csv, in the order of tables."""
+    ordered = sorted(cells, key=lambda cell: _rank(cell["row"]))
+    write_csv(folder / RESULTS, [cell["row"] for cell in ordered])
+    write_csv(folder / COORDINATES, coordinate_rows(ordered))
+
+
+def refresh(folder: Path) -> None:
+    """Bring the CSV files up to date with finished cells, as after a run that could not end tidily."""
+    path = folder / STORE
+    if path.exists() and (cells := whole_lines(path.read_bytes())[0]):
+        write_rows(folder, {cell["key"]: cell for cell in cells}.values())
 
 
 def coordinate_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -221,5 +235,6 @@ def check_plan(plan: Plan) -> None:
         raise InputError(f"expected at least one replicate; got {plan.replicates}.")
     for name in plan.models:
         model = paper_model(name, plan.variant)
-        for n in plan.sizes if plan.fixed is not None else ():
-            read_fixed(model, n, plan.fixed)
+        if plan.fixed is not None:
+            for n in plan.sizes:
+                read_fixed(model, n, plan.fixed)

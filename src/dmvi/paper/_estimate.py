@@ -7,21 +7,21 @@ from dmvi.paper._methods import METHODS
 from dmvi.paper._published import BATCH, Recipe
 
 STARTING = 8.0  # a process and its imports
-COMPILING = {"gaussian": 6.0, "flow": 9.0, "diffusion": 16.0}
-# Of one replicate's step: milliseconds, and for a diffusion milliseconds for each evaluation of its network.
-STEP = {"gaussian": 0.02, "flow": 0.09, "diffusion": 0.042}
+COMPILING = {"gaussian": 6.0, "flow": 8.0, "diffusion": 16.0}
+# Of one replicate's step: milliseconds, for a diffusion those of each evaluation of its network.
+STEP = {"gaussian": 0.01, "flow": 0.07, "diffusion": 0.026}
 AFTER = {"gaussian": 1.0, "flow": 2.0, "diffusion": 4.0}  # draws, weights and scores of one replicate
 FIT = {
-    "exact": 3.0,
-    "nuts": 20.0,
-    "diffusion": 25.0,
-    "chain": 30.0,
-    "advi": 12.0,
-    "full-rank": 12.0,
-    "nfvi": 25.0,
+    "exact": 2.0,
+    "nuts": 12.0,
+    "diffusion": 18.0,
+    "chain": 20.0,
+    "advi": 8.0,
+    "full-rank": 8.0,
+    "nfvi": 15.0,
 }
-LARGE = 1.5  # factor of fits to a thousand rows
-MIXTURE = 3.0  # factor of fits to the mixture, which has several modes
+LARGE = 1.4  # factor of fits to a thousand rows
+MIXTURE = 2.0  # factor of fits to the mixture, which has several modes
 
 
 def expected_seconds(job: Job) -> float:

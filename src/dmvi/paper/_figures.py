@@ -29,17 +29,19 @@ def draw_figure(rows: Sequence[Mapping[str, Any]], model: str, path: Path) -> No
 
     sizes = sorted({row["n"] for row in rows})
     names = list(dict.fromkeys(row["coordinate"] for row in rows))
-    figure = Figure(figsize=(5.2 * len(sizes) + 1.2, 0.42 * len(names) + 1.6), layout="constrained")
+    figure = Figure(figsize=(5.2 * len(sizes) + 0.6, 0.36 * len(names) + 2.2), layout="constrained")
     axes = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for n, panel in zip(sizes, axes, strict=True):
         _panel(panel, [row for row in rows if row["n"] == n and row["replicate"] == 0], names)
         panel.set_title(f"N = {n}", fontsize=10)
         panel.set_xlabel("sds of the exact posterior from its mean")
     axes[0].set_yticks(range(len(names)), names, fontsize=8)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
-    figure.suptitle(f"{TITLES[model]}: 50 % and 90 % intervals, crosses at the truth", fontsize=11)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=2 * len(sizes), fontsize=8, frameon=False
+    )
+    figure.suptitle(f"{TITLES[model]}: 50 % and 90 % intervals; x: truth", fontsize=11)
     figure.savefig(path, dpi=130)
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float
-from numpyro.infer import MCMC, NUTS, init_to_value
+from numpyro.infer import MCMC, NUTS, init_to_uniform, init_to_value
 
 from dmvi._fit import fit
 from dmvi.guides import FlowGuide, GuideRecipe
@@ -145,8 +145,8 @@ def _exact(model: PaperModel, data: DataSet, seed: int) -> Fitted:
 
 def _nuts(model: PaperModel, data: DataSet, seed: int) -> Fitted:
     """NUTS; in the mixture from the truth, so that all chains have its labelling."""
-    strategy = {"init_strategy": init_to_value(values=_sites(model, data.truth))} if model.labelled else {}
-    kernel = NUTS(model.program, target_accept_prob=ACCEPTANCE, **strategy)
+    start = init_to_value(values=_sites(model, data.truth)) if model.labelled else init_to_uniform()
+    kernel = NUTS(model.program, target_accept_prob=ACCEPTANCE, init_strategy=start)
     sampler = MCMC(
         kernel,
         num_warmup=WARM_UP,

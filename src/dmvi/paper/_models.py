@@ -113,7 +113,7 @@ def softplus_inverse(x: np.ndarray) -> np.ndarray:
     return x + np.log(-np.expm1(-x))
 
 
-def _mean_model(y=None, rows=None):
+def _mean_model(y=None, rows=0):
     """y_n ~ N(loc, I), loc ~ N(0, I)."""
     loc = numpyro.sample("loc", dist.Normal(0.0, 1.0).expand([MEAN_DIM]).to_event(1))
     with numpyro.plate("n", rows if y is None else y.shape[0]):
@@ -124,7 +124,7 @@ def _mixture(variant: str) -> Callable[..., Any]:
     """As printed: prior means 0, Dirichlet(1, 1, 1) weights; in the code: means -1, 0, 1, equal weights."""
     centre = np.array([[-1.0], [0.0], [1.0]], np.float32) * np.ones((1, PLANE), np.float32)
 
-    def model(y=None, rows=None):
+    def model(y=None, rows=0):
         shape = (COMPONENTS, PLANE)
         prior = dist.Normal(centre if variant == "code" else np.zeros(shape, np.float32), 1.0)
         loc = numpyro.sample("loc", prior.to_event(2))
@@ -142,7 +142,7 @@ def _mixture(variant: str) -> Callable[..., Any]:
 def _hierarchical(has: Hierarchy) -> Callable[..., Any]:
     """The hierarchical family; column j of y belongs to beta_j, whose group is j // per_group."""
 
-    def model(y=None, rows=None):
+    def model(y=None, rows=0):
         loc = numpyro.sample("gamma_loc", dist.Normal(0.0, 1.0)) if has.gamma_loc else 0.0
         unknown = {name: getattr(has, name) for name in POSITIVE}
         scales = {

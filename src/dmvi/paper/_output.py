@@ -2,10 +2,13 @@
 
 import importlib.util
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dmvi._errors import InputError
 from dmvi.paper._aggregate import gather, read_coordinates, read_results
+from dmvi.paper._cells import refresh
 from dmvi.paper._page import reproduction_page
 from dmvi.paper._tables import latex, markdown, page, table_title, tables_of
 
@@ -21,8 +24,9 @@ def write_tables(folder: Path) -> list[Path]:
     Returns:
         The files that were written.
     """
+    refresh(folder)
     tables = tables_of(gather(read_results(folder)))
-    figures = write_figures(folder, folder / FIGURES)
+    figures = draw_figures(read_coordinates(folder), folder / FIGURES)
     names = {title: f"{FIGURES}/{path.name}" for title, path in figures.items()}
     written = {
         folder / "tables.md": markdown(tables),
@@ -34,13 +38,12 @@ def write_tables(folder: Path) -> list[Path]:
     return [*written, *figures.values()]
 
 
-def write_figures(folder: Path, where: Path) -> dict[str, Path]:
-    """The figures of a run by the titles of their tables; none where Matplotlib is not there."""
+def draw_figures(rows: Sequence[Mapping[str, Any]], where: Path) -> dict[str, Path]:
+    """Figures of rows of coordinates.csv by the titles of their tables; none where there is no Matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return {}
     from dmvi.paper._figures import draw_figure
 
-    rows = read_coordinates(folder)
     where.mkdir(exist_ok=True)
     found = {}
     for variant, data, model in dict.fromkeys((row["variant"], row["data"], row["model"]) for row in rows):
@@ -52,10 +55,17 @@ def write_figures(folder: Path, where: Path) -> dict[str, Path]:
 
 
 def write_page(folder: Path, path: Path) -> Path:
-    """The page of the docs; `folder` is that of a run."""
-    if path.suffix != ".md":
-        raise InputError(f"expected a page that ends in .md; got {str(path)!r}.")
-    _write(path, reproduction_page(read_results(folder), read_coordinates(folder)))
+    """The page of the docs with its figures beside it; `folder` is that of a run."""
+    if path.suffix != ".md" or not path.parent.is_dir():
+        raise InputError(f"expected a page that ends in .md, in a folder that exists; got {str(path)!r}.")
+    refresh(folder)
+    results, coordinates = read_results(folder), read_coordinates(folder)
+    where = path.parent / FIGURES / path.stem
+    where.mkdir(parents=True, exist_ok=True)
+    kept = [row for row in coordinates if (row["variant"], row["data"]) == ("printed", "own")]
+    figures = {path.stem.split("-")[0]: path for path in draw_figures(kept, where).values()}
+    links = {model: str(figure.relative_to(path.parent)) for model, figure in figures.items()}
+    _write(path, reproduction_page(results, links))
     return path
 
 

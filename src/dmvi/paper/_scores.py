@@ -52,8 +52,8 @@ class Reference:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Reference":
         """The inverse of `to_dict`."""
-        arrays = (np.asarray(values[name], np.float64) for name in ("mean", "sd", "quantiles"))
-        return cls(values["name"], values["mse"], *arrays, np.nan)
+        mean, sd, quantiles = (np.asarray(values[name], float) for name in ("mean", "sd", "quantiles"))
+        return cls(values["name"], values["mse"], mean, sd, quantiles, np.nan)
 
 
 def relabelled(

@@ -74,8 +74,10 @@ def _cell(
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """JSON has no NaN and no infinity: nothing stands for the one, a word for the other."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value)
 
 
 def _machine() -> str:

@@ -1,0 +1,84 @@
+"""dmvi reproduce: options, mistakes, a small run from end to end."""
+
+import os
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dmvi import InputError
+from dmvi.cli._app import app
+from dmvi.cli._reproduce import FULL, QUICK, plan_from
+
+NOTHING: dict[str, Any] = dict.fromkeys(("models", "methods", "sizes", "replicates", "variant", "fixed_data"))
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, ["reproduce", *words])
+
+
+def test_what_is_left_out_is_the_full_set():
+    assert plan_from(**NOTHING, quick=False) == FULL
+    assert plan_from(**NOTHING, quick=True) == QUICK
+    plan = plan_from(**NOTHING | {"models": ["mean"], "sizes": [1000]}, quick=True)
+    assert (plan.models, plan.sizes, plan.methods) == (("mean",), (1000,), QUICK.methods)
+
+
+def test_groups_of_methods():
+    plan = plan_from(**NOTHING | {"methods": ["dmvi", "advi", "advi"]}, quick=False)
+    assert len(plan.methods) == 9
+    plan = plan_from(**NOTHING | {"methods": ["published"]}, quick=False)
+    assert {"advi-code", "nfvi-code", "dmvi-100-20-3"} <= set(plan.methods)
+    assert len(plan.methods) == 10
+
+
+def test_given_data_are_the_codes(tmp_path):
+    assert plan_from(**NOTHING | {"fixed_data": tmp_path}, quick=False).variant == "code"
+    plan = plan_from(**NOTHING | {"fixed_data": tmp_path, "variant": "printed"}, quick=False)
+    assert plan.variant == "printed"
+    with pytest.raises(InputError, match="no folder"):
+        plan_from(**NOTHING | {"fixed_data": tmp_path / "none"}, quick=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--models", "mean", "median"], "median"),
+        (["--methods", "advy"], "advy"),
+        (["--n", "100", "0"], "at least 2"),
+        (["--variant", "neither"], "neither"),
+        (["--jobs", "0"], "--jobs 0"),
+        (["--replicates", "0"], "replicate"),
+        (["--tables", "nowhere"], "dmvi reproduce"),
+    ],
+)
+def test_mistakes_come_before_work(words, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert match in result.stderr
+    assert "Traceback" not in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_from_end_to_end(tmp_path):
+    """Several values after one option; a limit that stops; the same command goes on; then tables."""
+    out = str(tmp_path / "out")
+    words = ["--models", "mean", "hierarchical_1", "--methods", "exact", "--n", "20", "30"]
+    words += ["--replicates", "1", "--jobs", "1", "--out", out]
+    stopped = invoke(*words, "--time-limit", "1")
+    assert stopped.exit_code == 4
+    assert "4 left" in stopped.stdout
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert "expected time" in done.stdout
+    assert (tmp_path / "out" / "tables.tex").exists()
+    again = invoke("--tables", out, "--page", str(tmp_path / "page.md"))
+    assert again.exit_code == 0
+    assert "page.md" in again.stdout
+
+
+def test_help_teaches():
+    text = invoke("--help").stdout
+    for word in ("--quick", "--fixed-data", "dmvi-D-S-O", "Exit codes", "--time-limit"):
+        assert word in text

@@ -1,0 +1,105 @@
+"""Plans, jobs and the file of finished cells."""
+
+import json
+
+import pytest
+
+from dmvi import InputError
+from dmvi.paper import METHODS, MODELS, Plan
+from dmvi.paper._cells import RESULTS, STORE, Job, Store, check_plan, refresh, whole_lines
+from dmvi.paper._estimate import expected_seconds, spoken, total_seconds
+
+PLAN = Plan(models=("mean", "mixture"), methods=("exact", "advi", "dmvi-50-10-1"), sizes=(100,), replicates=2)
+
+
+def a_cell(key: str = "mean/printed/own/100/exact/0", replicate: int = 0) -> dict:
+    row = {"model": "mean", "variant": "printed", "data": "own", "n": 100, "method": "exact"}
+    return {"key": key, "row": row | {"replicate": replicate, "mse": 0.5, "khat": None}, "coordinates": []}
+
+
+def test_the_full_set():
+    """Seven models, two sizes, five replicates; the mixture has no exact posterior but a reference."""
+    jobs = Plan().jobs()
+    cells = [job.key(replicate) for job in jobs for replicate in job.replicates]
+    assert len(cells) == len(set(cells)) == (7 * len(METHODS) - 1) * 2 * 5
+    assert total_seconds(jobs) / 2 < 3 * 3600  # on two cores
+    assert len(METHODS) == 17
+    assert len(MODELS) == 7
+
+
+def test_replicates_trained_together_are_one_job():
+    jobs = PLAN.jobs()
+    together = [job for job in jobs if len(job.replicates) == 2]
+    assert {job.method for job in together} == {"dmvi-50-10-1"}
+    assert {job.method for job in jobs if job.model == "mixture"} == {"nuts", "advi", "dmvi-50-10-1"}
+    for job in jobs:
+        needs = [f"mixture/printed/own/100/nuts/{replicate}" for replicate in job.replicates]
+        waits = job.model == "mixture" and job.method != "nuts"
+        assert job.reference_keys() == (needs if waits else [])
+
+
+def test_what_is_done_is_left_out():
+    job = Job("mean", "printed", 100, "dmvi-50-10-1", (0, 1, 2), None)
+    left = job.without([job.key(1)])
+    assert left is not None
+    assert left.replicates == (0, 2)
+    assert job.without([job.key(r) for r in (0, 1, 2)]) is None
+    assert expected_seconds(left) < expected_seconds(job)
+    short = Job("mean", "printed", 100, "dmvi-50-10-1", (0,), None, epochs=3)
+    assert short.key(0) != job.key(0)  # a shorter training is another cell
+
+
+def test_cells_survive_and_half_a_line_does_not(tmp_path):
+    store = Store(tmp_path)
+    store.add(a_cell())
+    store.close()
+    with (tmp_path / STORE).open("ab") as file:
+        file.write(json.dumps(a_cell("other", 1)).encode()[:40])
+    again = Store(tmp_path)
+    assert list(again.cells) == ["mean/printed/own/100/exact/0"]
+    again.add(a_cell("mean/printed/own/100/exact/1", 1))
+    again.close()
+    cells, whole = whole_lines((tmp_path / STORE).read_bytes())
+    assert len(cells) == 2
+    assert whole == (tmp_path / STORE).stat().st_size
+    assert (tmp_path / RESULTS).read_text().splitlines()[1] == "mean,printed,own,100,exact,0,0.5,"
+    (tmp_path / RESULTS).unlink()
+    refresh(tmp_path)
+    assert len((tmp_path / RESULTS).read_text().splitlines()) == 3
+
+
+def test_two_runs_cannot_write_into_one_folder(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(InputError, match="another run"):
+        Store(tmp_path)
+    store.close()
+    Store(tmp_path).close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        Store(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("plan", "match"),
+    [
+        (Plan(models=("media",)), "media"),
+        (Plan(methods=("advi", "dmvi-50-10-2")), "dmvi-50-10-2"),
+        (Plan(sizes=(1,)), "at least 2"),
+        (Plan(sizes=()), "data rows"),
+        (Plan(replicates=0), "replicate"),
+        (Plan(variant="other"), "variant"),
+        (Plan(models=()), "model"),
+    ],
+)
+def test_mistakes_are_seen_before_work(plan, match):
+    with pytest.raises(InputError, match=match):
+        check_plan(plan)
+
+
+def test_fixed_data_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"mean_model_100\.npz"):
+        check_plan(Plan(fixed=tmp_path, variant="code"))
+
+
+def test_durations():
+    assert [spoken(seconds) for seconds in (12.2, 600, 9000)] == ["12 s", "10 min", "2.5 h"]

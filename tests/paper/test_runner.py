@@ -1,0 +1,98 @@
+"""Whole runs on small plans, in processes of their own."""
+
+import csv
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dmvi.paper import Plan, run
+from dmvi.paper._cells import COORDINATES, RESULTS
+from dmvi.paper._runner import Summary
+
+PLAN = Plan(
+    models=("mean", "hierarchical_1"), methods=("exact", "advi-code"), sizes=(40,), replicates=2, epochs=3
+)
+# What a machine may lack that only runs cells.
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"pandas", "xarray", "matplotlib", "arviz_base", "arviz", "pymc", "PIL"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of PLAN, the lines it said, and its folder."""
+    folder = tmp_path_factory.mktemp("run")
+    lines: list[str] = []
+    return run(PLAN, folder, processes=1, say=lines.append), lines, folder
+
+
+def rows_of(path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_cell_becomes_a_row(finished):
+    summary, lines, folder = finished
+    assert summary == Summary(done=8, left=0, failed=0)
+    rows = rows_of(folder / RESULTS)
+    assert {(row["model"], row["method"], row["replicate"]) for row in rows} == {
+        (model, method, str(replicate))
+        for model in PLAN.models
+        for method in PLAN.methods
+        for replicate in range(2)
+    }
+    assert len({row["reference_mse"] for row in rows if row["model"] == "mean"}) == 2  # each its own truth
+    for row in rows:
+        if row["method"] == "exact":
+            assert abs(float(row["mse_ratio"]) - 1) < 0.05
+            assert float(row["wasserstein_max"]) < 0.05
+            assert float(row["elbo"]) == float(row["reference_log_evidence"])
+    assert len(rows_of(folder / COORDINATES)) == 2 * 2 * (5 + 13)
+    assert "8 cells" in lines[0]
+    assert "expected time" in lines[0]
+    assert "cells left" in lines[1]
+
+
+def test_nothing_is_done_twice(finished):
+    _, _, folder = finished
+    before = (folder / "cells.jsonl").read_bytes()
+    lines: list[str] = []
+    assert run(PLAN, folder, processes=1, say=lines.append) == Summary(0, 0, 0)
+    assert lines == ["everything is done already"]
+    assert (folder / "cells.jsonl").read_bytes() == before
+
+
+def test_a_time_limit_starts_nothing_that_would_not_end(tmp_path):
+    lines: list[str] = []
+    assert run(PLAN, tmp_path, processes=1, time_limit=1.0, say=lines.append) == Summary(0, 8, 0)
+
+
+def test_a_job_that_fails_is_told_and_tried_again(tmp_path):
+    """The data are there when the plan is checked, and gone when the job looks for them."""
+    file = tmp_path / "mean_model_6.npz"
+    np.savez(file, y=np.ones((6, 5)), truth_u=np.zeros(5))
+    plan = Plan(models=("mean",), methods=("exact",), sizes=(6,), replicates=1, fixed=tmp_path)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        file.unlink(missing_ok=True)
+
+    assert run(plan, tmp_path / "out", processes=1, say=say) == Summary(done=0, left=1, failed=1)
+    assert any("failed" in line and "mean_model_6.npz" in line for line in lines)
+    np.savez(file, y=np.ones((6, 5)), truth_u=np.zeros(5))
+    assert run(plan, tmp_path / "out", processes=1, say=lines.append).done == 1
+
+
+def test_cells_need_neither_pandas_nor_figures():
+    code = f"{BLOCKED}\nimport dmvi.paper._runner, dmvi.cli\nfrom dmvi.posterior._psis import smooth\n"
+    code += "import numpy as np; smooth(np.random.default_rng(0).normal(size=1000))\n"
+    code += "assert not {'pandas', 'xarray', 'matplotlib', 'pymc'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

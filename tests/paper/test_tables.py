@@ -1,0 +1,154 @@
+"""Tables, figures and the page, from made-up rows whose figures are known."""
+
+import math
+import re
+
+import pytest
+
+from dmvi import InputError
+from dmvi.paper import METHODS, write_page, write_tables
+from dmvi.paper._aggregate import gather, line_of, read_results
+from dmvi.paper._cells import Store
+from dmvi.paper._models import paper_model
+from dmvi.paper._reported import REPORTED
+from dmvi.paper._tables import number
+
+METHODS_SHOWN = ("exact", "nuts", "diffusion", "advi-code", "dmvi-50-10-1", "dmvi-100-20-3", "nfvi-code")
+SDS = {"exact": 1.0, "nuts": 1.0, "diffusion": 1.0, "advi-code": 3.0}
+
+
+def a_row(model: str, method: str, n: int, replicate: int, variant: str, data: str) -> dict:
+    """Figures that tell a cell: the MSE is 0.1 (replicate + 1), twice that where the method is published."""
+    published = METHODS[method].published is not None
+    mse = 0.1 * (replicate + 1) * (2 if published else 1)
+    weighed = method not in ("nuts",)
+    return {
+        "model": model,
+        "variant": variant,
+        "data": data,
+        "n": n,
+        "method": method,
+        "replicate": replicate,
+        "dim": len(paper_model(model, variant).names),
+        "train_seconds": 12.5,
+        "sample_seconds": 0.25,
+        "finite": True,
+        "mse": 7.0,
+        "mse_labelled": mse,
+        "reference": "nuts" if model == "mixture" else "exact",
+        "reference_mse": 0.1 * (replicate + 1),
+        "mse_ratio": mse / (0.1 * (replicate + 1)),
+        "wasserstein_mean": 0.01,
+        "wasserstein_max": 0.02 + 0.04 * published,
+        "sd_ratio_least": 0.1,
+        "sd_ratio_median": SDS.get(method, 0.05),
+        "sd_ratio_most": 1.1,
+        "reference_log_evidence": None if model == "mixture" else -10.0,
+        "cover50": 0.5,
+        "cover90": 0.9,
+        "elbo": -10.5 if weighed else None,
+        "log_evidence": -10.25 if weighed else None,
+        "khat": "inf" if published else 0.3,
+        "ess": 0.5,
+        "steps": 100,
+        "status": "made up",
+        "machine": "a machine",
+        "versions": "Python",
+    }
+
+
+def a_coordinate(name: str) -> dict:
+    values = {
+        "truth": 0.3,
+        "mean": 0.0,
+        "sd": 1.0,
+        "q05": -1.6,
+        "q25": -0.7,
+        "q50": 0.0,
+        "q75": 0.7,
+        "q95": 1.6,
+    }
+    return {"coordinate": name} | values | {"reference_mean": 0.0, "reference_sd": 1.0, "wasserstein": 0.01}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run of two models on their own data and of one on a given data set."""
+    store = Store(tmp_path)
+    places = [("mean", "printed", "own"), ("mixture", "printed", "own"), ("mean", "code", "fixed")]
+    for model, variant, data in places:
+        for n in (100, 1000):
+            for method in METHODS_SHOWN:
+                if (model, method) == ("mixture", "exact"):
+                    continue
+                for replicate in range(2):
+                    row = a_row(model, method, n, replicate, variant, data)
+                    key = "/".join(map(str, (model, variant, data, n, method, replicate)))
+                    names = paper_model(model, variant).names
+                    store.add({"key": key, "row": row, "coordinates": [a_coordinate(name) for name in names]})
+    store.close()
+    return tmp_path
+
+
+def test_lines_are_means_over_replicates(folder):
+    gathered = gather(read_results(folder))
+    line = line_of(gathered["printed", "own", "mean", 100], "dmvi-50-10-1")
+    assert line is not None
+    assert (line.replicates, line.intervals) == (2, 10)
+    assert math.isclose(line.mse, 0.3)
+    assert math.isclose(line.reference_mse, 0.15)
+    assert math.isclose(line.ratio, 2.0)
+    assert math.isclose(line.gap, 0.5)
+    assert line.khat == math.inf
+    # log p(y) of the mixture is that of the diffusion's weights.
+    mixture = line_of(gathered["printed", "own", "mixture", 100], "advi-code")
+    assert mixture is not None
+    assert math.isclose(mixture.gap, 0.25)
+
+
+def test_tables_have_the_papers_layout(folder):
+    written = {path.name: path for path in write_tables(folder)}
+    assert {"tables.md", "tables.tex", "tables.html", "mean-printed.png", "mean-code-fixed.png"} <= set(
+        written
+    )
+    assert all(path.stat().st_size > 500 for path in written.values())
+    markdown = written["tables.md"].read_text()
+    assert "| DMVI, as published | 50 | 10 | 1 | 12.50 | 0.25 | 0.3 | 0.15 | 2.00 | 0.060 |" in markdown
+    assert markdown.count("## ") == 3
+    widths = {line.count("|") for line in markdown.splitlines() if line.startswith("|")}
+    assert widths == {4 + 2 * 11 + 1}
+    tex = written["tables.tex"].read_text()
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 3
+    assert "$N=1000$" in tex
+    columns = {line.count("&") for line in tex.splitlines() if line.startswith(("DMVI", "NUTS"))}
+    assert columns == {3 + 2 * 11}
+    assert not re.search(r"(?<!\\)%", tex.replace("% needs", "").replace("{!}{%", ""))
+    html = written["tables.html"].read_text()
+    assert html.count("<table>") == 3
+    assert 'src="figures/mean-printed.png"' in html
+    assert "<script" not in html
+
+
+def test_the_page_says_what_the_rows_say(folder):
+    page = write_page(folder, folder / "reproduction.md").read_text()
+    assert "| Mean model | 100 | 3.000 | 0.050 | 0.050 | 1.000 |" in page
+    reported = REPORTED["mean", 100]
+    authors = f"| Mean model | 100 | {reported.dmvi_least:.2f} | 0.30 | {reported.advi:.2f} | 0.30 |"
+    assert authors in page
+    assert "Adam" in page  # for ADVI is still wide
+    assert "Missed: nothing." in page
+    for link in re.findall(r"\]\((figures/[^)]+)\)", page):
+        assert (folder / link).exists()
+    assert "figures/reproduction/mixture-printed.png" in page
+    with pytest.raises(InputError, match=r"\.md"):
+        write_page(folder, folder / "page.html")
+
+
+def test_nothing_to_show(tmp_path):
+    with pytest.raises(InputError, match="dmvi reproduce"):
+        write_tables(tmp_path)
+
+
+def test_numbers():
+    values = [number(value) for value in (1.234, math.nan, math.inf, -2.5e6)]
+    assert values == ["1.23", "", "inf", "-2.5e+06"]
