@@ -94,11 +94,10 @@ def fit(
         >>> posterior = dmvi.fit(lambda x: -0.5 * jnp.sum(x["a"] ** 2), init={"a": jnp.zeros(2)})
     """
     began = time.perf_counter()
-    recipe = _recipe(guide)
-    _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
-    _check_kinds(optimizer, objective)
+    recipe = recipe_of(guide)
+    check_choices(seed, steps, particles, time_limit, optimizer, objective)
     target = as_target(model, args=args, data=data, init=init)
-    described = describe_recipe(recipe)
+    record = settings_record(model, recipe, steps, particles, optimizer, objective, time_limit)
     recipe = recipe.seeing(visible_density(target))
     start_key, guide_key, train_key, judge_key = fit_keys(int(seed))
     settings = training_settings(recipe, int(steps), int(particles), optimizer, objective)
@@ -131,18 +130,7 @@ def fit(
         warm_start=start.name,
         guide_name=recipe.name,
         seed=int(seed),
-        settings={
-            "model": getattr(model, "__name__", type(model).__name__),
-            "guide": described,
-            "base": describe_base(outcome.guide),
-            "steps": int(steps),
-            "particles": int(particles),
-            "optimizer": "default" if optimizer is None else "given by the user",
-            "objective": "default" if objective is None else type(objective).__name__,
-            "time_limit": None if time_limit is None else float(time_limit),
-            "backend": jax.default_backend(),
-            "precision": str(np.dtype(jnp.result_type(float))),
-        },
+        settings={**record, "base": describe_base(outcome.guide)},
     )
     return Posterior(target, outcome.guide, run, judge_key, training=jax.tree.leaves(outcome.state))
 
@@ -150,6 +138,29 @@ def fit(
 def fit_keys(seed: int) -> list[PRNGKeyArray]:
     """Keys of the warm start, of the guide, of training and of the posterior."""
     return children(jr.key(seed), 4)
+
+
+def settings_record(
+    model: Any,
+    recipe: GuideRecipe,
+    steps: int,
+    particles: int,
+    optimizer: Any,
+    objective: Any,
+    time_limit: float | None,
+) -> dict[str, Any]:
+    """How a fit is made, in values that JSON can hold."""
+    return {
+        "model": getattr(model, "__name__", type(model).__name__),
+        "guide": describe_recipe(recipe),
+        "steps": int(steps),
+        "particles": int(particles),
+        "optimizer": "default" if optimizer is None else "given by the user",
+        "objective": "default" if objective is None else type(objective).__name__,
+        "time_limit": None if time_limit is None else float(time_limit),
+        "backend": jax.default_backend(),
+        "precision": str(np.dtype(jnp.result_type(float))),
+    }
 
 
 def _guide(recipe: GuideRecipe, start: WarmStart, key: PRNGKeyArray) -> Guide:
@@ -187,7 +198,7 @@ def _start(recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progres
     return warm_start(target, full=recipe.name != "mean-field", key=key, progress=line, mixes=recipe.mixes)
 
 
-def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
+def recipe_of(guide: str | GuideRecipe) -> GuideRecipe:
     if isinstance(guide, GuideRecipe):
         return guide
     if isinstance(guide, str) and guide in GUIDES:
@@ -201,6 +212,14 @@ def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
 def _check_recipe(recipe: GuideRecipe, objective: Objective, dim: int) -> None:
     """Build the guide once on the identity, so that what does not fit is named at once."""
     objective.check(recipe.build(anchored(jnp.zeros(dim), jnp.ones(dim), full=False), key=jr.key(0)))
+
+
+def check_choices(
+    seed: Any, steps: Any, particles: Any, time_limit: Any, optimizer: Any, objective: Any
+) -> None:
+    """Raises `InputError` for what no fit can be made with."""
+    _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
+    _check_kinds(optimizer, objective)
 
 
 def _check_kinds(optimizer: Any, objective: Any) -> None:

@@ -28,7 +28,7 @@ class Draws:
     """
 
     def __init__(self, target: Target, guide: Guide):
-        self._target = target
+        self._target = target.shared()
         self._guide = guide
         self._chunk = chunk_size(target.dim, target.data_size)
         self._predictors: dict[bool, Callable] = {}  # of the prior and of the posterior, at the fit's data

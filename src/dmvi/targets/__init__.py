@@ -3,6 +3,8 @@
 from dmvi.targets._bridgestan import from_bridgestan as from_bridgestan
 from dmvi.targets._dispatch import as_target as as_target
 from dmvi.targets._external import from_value_and_grad as from_value_and_grad
+from dmvi.targets._family import Family as Family
+from dmvi.targets._family import family as family
 from dmvi.targets._jax import from_log_density as from_log_density
 from dmvi.targets._numpyro import from_numpyro as from_numpyro
 from dmvi.targets._target import Batch as Batch

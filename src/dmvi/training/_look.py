@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
+from scipy.special import logsumexp
 
 from dmvi.guides._guide import Guide
 from dmvi.objectives._weights import chunk_keys, chunk_size, weigh_chunk
@@ -14,10 +15,11 @@ USABLE = 0.9  # share of finite weights below which a guide counts as broken
 
 
 class Look(NamedTuple):
-    """An estimate of the ELBO and its standard error."""
+    """An estimate of the ELBO, its standard error, and log Z - ELBO as far as the same draws show it."""
 
     elbo: float
     error: float
+    gap: float = 0.0
 
     @classmethod
     def at(cls, log_weights: Float[np.ndarray, " n"]) -> "Look":
@@ -25,7 +27,9 @@ class Look(NamedTuple):
         finite = log_weights[np.isfinite(log_weights)]
         if finite.size <= USABLE * log_weights.size or finite.size == 0:
             return cls(-np.inf, 0.0)
-        return cls(float(finite.mean()), float(finite.std() / np.sqrt(finite.size)))
+        mean = float(finite.mean())
+        gap = float(logsumexp(finite - mean) - np.log(finite.size))
+        return cls(mean, float(finite.std() / np.sqrt(finite.size)), gap)
 
 
 def look_at(guide: Guide, target: Target, key: PRNGKeyArray) -> Look:

@@ -13,14 +13,10 @@ from dmvi._random import children
 from dmvi._run import Status
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
+from dmvi.training._course import Budget, Course, Kept
 from dmvi.training._look import Look, look_at
 from dmvi.training._progress import Progress
 from dmvi.training._state import Settings, State, Trained, initial_state, run_chunk
-from dmvi.training._stopping import TOLERANCE, Plateau
-
-COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
-STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
-MAX_RETURNS = 3
 
 compiled_start = compiled(initial_state)
 
@@ -32,13 +28,6 @@ def compiled_chunk(
     """A chunk of steps and what it has trained."""
     state, log_weights = run_chunk(state, trained, target, settings, key)
     return state, trained.with_flat(state.flat), log_weights
-
-
-class Budget(NamedTuple):
-    """How long training may go on: steps, of which the last `cooldown_steps` anneal, and a clock time."""
-
-    steps: int
-    deadline: float | None
 
 
 class Outcome(NamedTuple):
@@ -81,64 +70,31 @@ class Trainer:
         self._target, self._settings, self._budget, self._progress = target, settings, budget, progress
         self._step_key, self._look_key = children(key, 2)
         self._trained = Trained(guide, target.params)
-        self._state = compiled_start(self._trained, settings) if state is None else _resumed(state)
-        self._looks: list[Look] = []
-        self._look_steps: list[int] = []
-        self._returns = 0
-        self._steered = settings.objective.caution is None  # by the ELBO of looks
-        self._chunk_seconds = 0.0
-        self._start = self._best = (self._trained, self._look(np.array([])))
+        self._state = compiled_start(self._trained, settings) if state is None else state
+        start = Kept(self._trained, self._look(np.array([])))
+        self._course = Course(start, int(self._state.step), settings, budget)
 
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
-        status = Status.INTERRUPTED
         with contextlib.suppress(KeyboardInterrupt):
-            status = self._anneal(self._explore())
-        return self._outcome(status)
+            while not self._course.done:
+                self._advance()
+        return self._outcome()
 
-    def _explore(self) -> Status:
-        """Full learning rate until the plateau or until only the cooldown fits in the budget."""
-        plateau = Plateau()
-        last = self._budget.steps - self._settings.cooldown_steps
-        while int(self._state.step) + self._settings.chunk <= last:
-            look = self._advance()
-            if self._returns > MAX_RETURNS:
-                return Status.STEP_LIMIT  # too wild for the full rate: let the rate fall
-            if self._steered and plateau.reached(look.elbo, look.error):
-                return Status.CONVERGED
-            if self._out_of_time(self._settings.cooldown_steps):
-                return Status.TIME_LIMIT
-        return Status.STEP_LIMIT
-
-    def _anneal(self, status: Status) -> Status:
-        """Let the learning rate fall to zero."""
-        self._state = self._state._replace(cooldown=self._state.step)
-        end = int(self._state.step) + self._settings.cooldown_steps
-        while int(self._state.step) < end:
-            if self._out_of_time(0):
-                return Status.TIME_LIMIT
-            self._advance(end)
-        return status
-
-    def _advance(self, end: int | None = None) -> Look:
+    def _advance(self) -> None:
+        """One chunk, a look at what it has led to, and the consequences."""
         began = time.perf_counter()
         skipped = int(self._state.skipped)
+        state = self._state._replace(cooldown=np.asarray(self._course.cooldown, np.int32))
         self._state, self._trained, log_weights = compiled_chunk(
-            self._state, self._trained, self._target, self._settings, self._step_key
+            state, self._trained, self._target, self._settings, self._step_key
         )
         look = self._look(np.asarray(log_weights, float).ravel())
-        self._chunk_seconds = time.perf_counter() - began
-        step = int(self._state.step)
-        self._looks.append(look)
-        self._look_steps.append(step)
-        stalled = int(self._state.skipped) - skipped > STALLED * self._settings.chunk
-        if look.elbo >= self._best[1].elbo:
-            self._best = (self._trained, look)
-        if self._steered and (stalled or look.elbo < self._best[1].elbo - COLLAPSE):
-            self._returns += 1
+        step, skipped = int(self._state.step), int(self._state.skipped) - skipped
+        seconds = time.perf_counter() - began
+        if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
-        self._progress.update(step, end or self._budget.steps, look.elbo)
-        return look
+        self._progress.update(step, self._course.limit, look.elbo)
 
     def _look(self, training_log_weights: np.ndarray) -> Look:
         """Fresh draws on the full data; with minibatches the training draws have to do."""
@@ -150,39 +106,23 @@ class Trainer:
 
     def _return_to_best(self) -> None:
         """Go on from the best look, fresh optimiser, half the rate: training has broken the guide."""
-        self._trained = self._best[0]
+        self._trained = self._course.best.guide
         fresh = compiled_start(self._trained, self._settings)
         self._state = self._state._replace(
             flat=fresh.flat, optimizer=fresh.optimizer, damping=0.5 * self._state.damping
         )
 
-    def _out_of_time(self, steps_left: int) -> bool:
-        if self._budget.deadline is None:
-            return False
-        left = steps_left / self._settings.chunk * self._chunk_seconds
-        return time.perf_counter() + left >= self._budget.deadline
-
-    def _outcome(self, status: Status) -> Outcome:
-        """The annealed guide, unless an earlier look or the start was clearly better."""
-        trained, look = self._trained, self._looks[-1] if self._looks else self._start[1]
-        best, best_look = self._best
-        noise = 3 * np.hypot(look.error, best_look.error)
-        if self._steered and (not self._looks or look.elbo < best_look.elbo - max(noise, TOLERANCE)):
-            trained, look = best, best_look
-        if self._steered and look.elbo < self._start[1].elbo:
-            trained = self._start[0]
-        if 2 * int(self._state.skipped) > int(self._state.step):
-            status = Status.DIVERGED
-        elif trained is self._start[0] and status is not Status.INTERRUPTED:
-            status = Status.WARM_START
+    def _outcome(self) -> Outcome:
+        course, step, skipped = self._course, int(self._state.step), int(self._state.skipped)
+        trained = course.chosen(self._trained)
         return Outcome(
             trained.guide,
             trained.params,
-            status,
-            int(self._state.step),
-            int(self._state.skipped),
-            np.array([look.elbo for look in self._looks]),
-            np.array(self._look_steps, int),
+            course.reason(trained, step, skipped),
+            step,
+            skipped,
+            np.array([look.elbo for look in course.looks]),
+            np.array(course.look_steps, int),
             self._left_behind(trained),
         )
 
@@ -192,8 +132,3 @@ class Trainer:
             return self._state
         fresh = compiled_start(trained, self._settings)
         return self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
-
-
-def _resumed(state: State) -> State:
-    """`state` at the full learning rate."""
-    return state._replace(cooldown=np.asarray(np.iinfo(np.int32).max, np.int32))

@@ -1,0 +1,130 @@
+"""The decisions of one training run, made on the host between chunks of steps."""
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmvi._run import Status
+from dmvi.training._look import Look
+from dmvi.training._state import Settings
+from dmvi.training._stopping import TOLERANCE, Plateau
+
+COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
+STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
+MAX_RETURNS = 3
+NEVER = np.iinfo(np.int32).max
+
+
+class Budget(NamedTuple):
+    """How long training may go on: steps, of which the last `cooldown_steps` anneal, and a clock time."""
+
+    steps: int
+    deadline: float | None
+
+
+class Kept(NamedTuple):
+    """A guide in whatever form the caller keeps it, and the look at it."""
+
+    guide: Any
+    look: Look
+
+
+class Course:
+    """Full learning rate to a plateau or a limit, annealing, and the choice of what to give back.
+
+    Args:
+        start: the guide before the first step.
+        step: number of that step.
+        settings: how to train.
+        budget: how long.
+    """
+
+    def __init__(self, start: Kept, step: int, settings: Settings, budget: Budget):
+        self._settings, self._budget = settings, budget
+        self.steered = settings.objective.caution is None  # by the ELBO of looks
+        self.start = self.best = start
+        self.looks: list[Look] = []
+        self.look_steps: list[int] = []
+        self.returns = 0
+        self.status: Status | None = None  # None while exploring
+        self.end = NEVER  # step at which annealing ends
+        self.done = False
+        self._plateau = Plateau()
+        self._chunk_seconds = 0.0
+        self._go_on(step)
+
+    @property
+    def cooldown(self) -> int:
+        """Step at which the learning rate begins to fall."""
+        return NEVER if self.status is None else self.end - self._settings.cooldown_steps
+
+    @property
+    def limit(self) -> int:
+        """Step at which training ends as far as is known now."""
+        return self._budget.steps if self.status is None else self.end
+
+    def record(self, kept: Kept, step: int, skipped: int, seconds: float) -> bool:
+        """Note what a chunk has led to; True where training has broken the guide and must go back to `best`.
+
+        Args:
+            kept: the guide after the chunk.
+            step: steps done.
+            skipped: updates of the chunk that were left out.
+            seconds: how long the chunk took.
+        """
+        look, self._chunk_seconds = kept.look, seconds
+        self.looks.append(look)
+        self.look_steps.append(step)
+        if look.elbo >= self.best.look.elbo:
+            self.best = kept
+        stalled = skipped > STALLED * self._settings.chunk
+        broken = self.steered and (stalled or look.elbo < self.best.look.elbo - COLLAPSE)
+        self.returns += broken
+        if self.status is None:
+            self.status = self._reason_to_anneal(look)
+            if self.status is not None:
+                self.end = step + self._settings.cooldown_steps
+        self._go_on(step)
+        return broken
+
+    def _reason_to_anneal(self, look: Look) -> Status | None:
+        if self.returns > MAX_RETURNS:
+            return Status.STEP_LIMIT  # too wild for the full rate: let the rate fall
+        if self.steered and self._plateau.reached(look.elbo, look.error):
+            return Status.CONVERGED
+        return Status.TIME_LIMIT if self._out_of_time(self._settings.cooldown_steps) else None
+
+    def _go_on(self, step: int) -> None:
+        """Begin to anneal when only that fits in the budget; end when it is over."""
+        if (
+            self.status is None
+            and step + self._settings.chunk > self._budget.steps - self._settings.cooldown_steps
+        ):
+            self.status, self.end = Status.STEP_LIMIT, step + self._settings.cooldown_steps
+        if self.status is not None and self._out_of_time(0):
+            self.status, self.done = Status.TIME_LIMIT, True
+        self.done = self.done or step >= self.end
+
+    def _out_of_time(self, steps_left: int) -> bool:
+        if self._budget.deadline is None:
+            return False
+        left = steps_left / self._settings.chunk * self._chunk_seconds
+        return time.perf_counter() + left >= self._budget.deadline
+
+    def chosen(self, last: Any) -> Any:
+        """The annealed guide, unless an earlier look or the start was clearly better."""
+        guide, look = last, self.looks[-1] if self.looks else self.start.look
+        noise = 3 * np.hypot(look.error, self.best.look.error)
+        if self.steered and (not self.looks or look.elbo < self.best.look.elbo - max(noise, TOLERANCE)):
+            guide, look = self.best
+        if self.steered and look.elbo < self.start.look.elbo:
+            guide = self.start.guide
+        return guide
+
+    def reason(self, guide: Any, step: int, skipped: int) -> Status:
+        """Why training ended, given what was chosen."""
+        if 2 * skipped > step:
+            return Status.DIVERGED
+        status = self.status if self.done and self.status is not None else Status.INTERRUPTED
+        return Status.WARM_START if guide is self.start.guide and status is not Status.INTERRUPTED else status
