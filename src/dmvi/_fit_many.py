@@ -16,7 +16,7 @@ import optax
 
 from dmvi._dask import fit_on_cluster
 from dmvi._errors import InputError
-from dmvi._fit import PARTICLES, STEPS, check_choices, fit_keys, recipe_of, settings_record
+from dmvi._fit import STEPS, check_choices, fit_keys, recipe_of, settings_record
 from dmvi._many_block import Fitted, Plan, fit_block
 from dmvi._recipes import describe_base
 from dmvi._run import Run
@@ -27,6 +27,8 @@ from dmvi.starts import HIGH_DIMENSION
 from dmvi.targets import Target, family
 from dmvi.training import progress_for
 
+# Near the target the path gradient has little noise: many steps of few draws go further than few of many.
+PARTICLES_OF_MANY = 8
 SHOWN = 5  # failed fits named in the warning
 
 
@@ -58,7 +60,7 @@ def fit_many(
     guide: str | GuideRecipe = "auto",
     seed: int = 0,
     steps: int = STEPS,
-    particles: int = PARTICLES,
+    particles: int = PARTICLES_OF_MANY,
     optimizer: optax.GradientTransformation | None = None,
     objective: Objective | None = None,
     time_limit: float | None = None,
@@ -67,9 +69,9 @@ def fit_many(
 ) -> list[Posterior | FailedFit]:
     """Infer the posterior of one model on each of many data sets of one shape.
 
-    All fits run side by side in one program that is compiled once. A few are trained as `fit` does; the
-    others begin from the guide of one of those, in their own coordinates, and need fewer steps. No result
-    is worse than its own warm start.
+    All fits run side by side in one program that is compiled once. Training goes in three
+    rounds of a third of the steps each; a fit that is within 0.05 nats of its target, as its log-weights
+    show, ends after the first or second. No result is worse than its own warm start.
 
     Args:
         model: a NumPyro model; or, with `init`, a JAX log-density of a pytree and a data set.
@@ -81,8 +83,8 @@ def fit_many(
         seed: data set i is fitted with seed + i.
 
     Other Args:
-        steps: most steps of a full training.
-        particles: draws per step.
+        steps: most steps of a fit.
+        particles: draws per step, fewer than in `fit`: many steps of few draws go further at the same cost.
         optimizer: as in `fit`.
         objective: as in `fit`.
         time_limit: seconds after which training winds down.
@@ -142,9 +144,9 @@ def _structure(plan: Plan, dim: int) -> Guide:
     full = plan.recipe.warm and plan.recipe.name != "mean-field"
     scale = jnp.eye(dim) if full else jnp.ones(dim)
     guide = plan.recipe.build(anchored(jnp.zeros(dim), scale, full=full), key=jr.key(0))
-    plan.full.objective.check(guide)
-    if plan.full.objective.caution is not None:
-        warnings.warn(plan.full.objective.caution, stacklevel=3)
+    plan.settings.objective.check(guide)
+    if plan.settings.objective.caution is not None:
+        warnings.warn(plan.settings.objective.caution, stacklevel=3)
     return guide
 
 

@@ -1,5 +1,6 @@
-"""Many fits at once: warm starts, training of a few, and of the others from where those ended."""
+"""Many fits at once: warm starts, then training in rounds until each is good enough."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,16 +27,14 @@ from dmvi.training import (
     Progress,
     Settings,
     Trained,
-    lanes_look_all,
     lanes_with_flat,
 )
 
-PILOTS = 4  # fits trained in full, from whose guides the others begin
 LANES_ON_CPU = 8  # fits side by side: more fill no core better, and take more memory
 LANES = 256
-SHORTER = 9  # a fit that begins from a pilot's guide takes this part of the steps
-SHORT_LOOKS = 4
-ENOUGH = 0.02  # nats still to gain below which the short training was enough
+ROUNDS = 3  # parts of the steps, after each of which fits that are good enough end
+ROUND_LOOKS = 4
+ENOUGH = 0.05  # nats between log evidence and ELBO
 
 
 class Fitted(NamedTuple):
@@ -44,7 +43,6 @@ class Fitted(NamedTuple):
     Attributes:
         guide: arrays of the guide.
         params: generative parameters.
-        training: arrays of the state that training left behind.
         outcome: how it went.
         warm_start: name of the start that won.
     """
@@ -66,18 +64,19 @@ class Plan:
     objective: Objective | None
     deadline: float | None
 
-    @property
-    def full(self) -> Settings:
-        """The settings of `fit`."""
-        return training_settings(self.recipe, self.steps, self.particles, self.optimizer, self.objective)
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """Those of `fit` for one round, which is all of the training where the ELBO does not steer it."""
+        whole = training_settings(self.recipe, self.steps, self.particles, self.optimizer, self.objective)
+        if whole.objective.caution is not None:
+            return whole
+        chunk = max(1, self.steps // (ROUNDS * ROUND_LOOKS))
+        return Settings(whole.objective, whole.optimizer, whole.particles, chunk, (ROUND_LOOKS - 1) * chunk)
 
     @property
-    def short(self) -> tuple[Settings, int]:
-        """Those of a training that begins near its end, and its number of steps."""
-        full = self.full
-        chunk = max(1, self.steps // SHORTER // SHORT_LOOKS)
-        settings = Settings(full.objective, full.optimizer, full.particles, chunk, (SHORT_LOOKS - 1) * chunk)
-        return settings, SHORT_LOOKS * chunk
+    def rounds(self) -> int:
+        """How often a fit may be trained."""
+        return ROUNDS if self.settings.objective.caution is None else 1
 
 
 class _Keys(NamedTuple):
@@ -91,9 +90,8 @@ class _Keys(NamedTuple):
 def fit_block(targets: Sequence[Target], seeds: Sequence[int], plan: Plan, line: Progress) -> list[Fitted]:
     """Fit every target; the fit of one whose density breaks down has an ELBO of minus infinity.
 
-    A few pilots are trained in full. The others begin from the pilot's guide that suits them best, in their
-    own whitened coordinates, where that is better than their warm start; what is then still far from its
-    target, by its log-weights, is trained in full too.
+    All are trained for one round; what is then still far from its target, as its log-weights show, goes on
+    from there, annealed in every round.
     """
     stacked = _stack([target.shared() for target in targets])
     keys = _keys(seeds)
@@ -101,12 +99,8 @@ def fit_block(targets: Sequence[Target], seeds: Sequence[int], plan: Plan, line:
     starts = _starts(stacked, keys.start, plan, lanes, line)
     trained = Trained(_host(_guides(plan.recipe, _device(starts.affine), keys.guide)), starts.params)
     work = _Work(stacked, trained, keys.train, plan, line)
-    transfer = plan.recipe.warm and not stacked.params and plan.full.objective.caution is None
-    pilots = np.arange(min(PILOTS, len(targets)) if transfer else len(targets))
-    work.train_fully(pilots, min(len(pilots), lanes))
-    if transfer:
-        work.train_shortly(np.arange(len(pilots), len(targets)), pilots, lanes)
-        work.train_fully(work.unfinished(), min(PILOTS, lanes))
+    for number in range(plan.rounds):
+        work.train(number, lanes)
     guides = _host(lanes_with_flat(_device(trained), work.flats()))
     names = [START_NAMES[int(i)] for i in starts.candidate] if plan.recipe.warm else ["none"] * len(targets)
     return [
@@ -132,54 +126,51 @@ class _Work:
     def flats(self) -> np.ndarray:
         return np.stack([self.outcomes[i].flat for i in range(len(self._keys))])
 
-    def unfinished(self) -> np.ndarray:
-        """Fits with more to gain."""
-        return np.array([i for i, found in self.outcomes.items() if found.status is Status.STEP_LIMIT], int)
+    def train(self, number: int, lanes: int) -> None:
+        """One round of all fits, or of those that are neither good enough nor out of time."""
+        left = [i for i in range(len(self._keys)) if number == 0 or self._unfinished(self.outcomes[i])]
+        for block, count in _blocks(np.array(left, int), lanes):
+            begin = np.stack([self.outcomes[int(i)].flat for i in block]) if number else None
+            found = self._run(block, number, begin)
+            for lane in range(count):
+                i = int(block[lane])
+                self.outcomes[i] = _after(self.outcomes.get(i), _judged(found[lane]))
 
-    def train_fully(self, which: np.ndarray, lanes: int) -> None:
-        """Train as `fit` does, from the warm start or from where a short training ended."""
-        budget = Budget(self._plan.steps, self._plan.deadline)
-        for block, count in _blocks(which, lanes):
-            known = all(int(i) in self.outcomes for i in block)
-            begin = np.stack([self.outcomes[int(i)].flat for i in block]) if known else None
-            for i, found in zip(
-                block[:count], self._run(block, self._plan.full, budget, begin), strict=False
-            ):
-                self.outcomes[int(i)] = found
+    def _unfinished(self, outcome: LaneOutcome) -> bool:
+        return outcome.status in (Status.STEP_LIMIT, Status.WARM_START) and outcome.look.gap >= ENOUGH
 
-    def train_shortly(self, which: np.ndarray, pilots: np.ndarray, lanes: int) -> None:
-        """Train from the best pilot's guide."""
-        settings, steps = self._plan.short
-        flats = np.stack([self.outcomes[int(i)].flat for i in pilots])
-        for block, count in _blocks(which, lanes):
-            targets, trained = _take(self._targets, block), _take(self._trained, block)
-            key = jr.fold_in(self._keys[block[0]], 1)
-            elbos = lanes_look_all(flats, trained, targets, key)
-            begin = flats[np.argmax(elbos, axis=0)]
-            found = self._run(block, settings, Budget(steps, self._plan.deadline), begin)
-            self.outcomes |= {int(block[lane]): _judged(found[lane]) for lane in range(count)}
-
-    def _run(self, block: np.ndarray, settings: Settings, budget: Budget, begin: np.ndarray | None):
+    def _run(self, block: np.ndarray, number: int, begin: np.ndarray | None) -> list[LaneOutcome]:
         return Lanes(
             _take(self._trained, block),
             _take(self._targets, block),
-            settings,
-            budget,
-            [self._keys[i] for i in block],
+            self._plan.settings,
+            Budget(self._plan.steps // self._plan.rounds, self._plan.deadline),
+            [jr.fold_in(self._keys[i], number) for i in block],
             begin=begin,
             watch=self._watch,
         ).run()
 
     def _watch(self, step: int, limit: int) -> None:
-        self._line.note(
-            f"{len(self.outcomes)} of {len(self._keys)} fits done, next ones at step {step}/{limit}"
-        )
+        done = f"{len(self.outcomes)} of {len(self._keys)} fits done"
+        self._line.note(f"{done}, the next ones at step {step}/{limit}")
 
 
 def _judged(outcome: LaneOutcome) -> LaneOutcome:
-    """A short training that has little left to gain has reached its plateau."""
+    """Training that has led close to its target counts as converged, whatever the step."""
     done = outcome.status is Status.STEP_LIMIT and outcome.look.gap < ENOUGH
     return outcome._replace(status=Status.CONVERGED) if done else outcome
+
+
+def _after(earlier: LaneOutcome | None, later: LaneOutcome) -> LaneOutcome:
+    """Two rounds as one."""
+    if earlier is None:
+        return later
+    return later._replace(
+        steps=earlier.steps + later.steps,
+        skipped=earlier.skipped + later.skipped,
+        history=np.concatenate([earlier.history, later.history]),
+        history_steps=np.concatenate([earlier.history_steps, earlier.steps + later.history_steps]),
+    )
 
 
 def _starts(targets: Target, keys: Array, plan: Plan, lanes: int, line: Progress) -> WarmStarts:

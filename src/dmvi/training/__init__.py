@@ -5,7 +5,6 @@ from dmvi.training._course import Course as Course
 from dmvi.training._course import Kept as Kept
 from dmvi.training._lanes import LaneOutcome as LaneOutcome
 from dmvi.training._lanes import Lanes as Lanes
-from dmvi.training._lanes import lanes_look_all as lanes_look_all
 from dmvi.training._lanes import lanes_with_flat as lanes_with_flat
 from dmvi.training._look import Look as Look
 from dmvi.training._loop import Outcome as Outcome

@@ -89,20 +89,6 @@ def lanes_with_flat(trained: Trained, flats: Any) -> Trained:
     return eqx.filter_vmap(lambda trained, flat: trained.with_flat(flat))(trained, flats)
 
 
-def lanes_look_all(
-    flats: Float[np.ndarray, "choices size"], trained: Trained, targets: Target, key: PRNGKeyArray
-) -> Float[np.ndarray, "choices lanes"]:
-    """The ELBO of each of several choices of the trainable numbers, in every lane."""
-    lanes = jax.tree.leaves(eqx.filter(trained, eqx.is_array))[0].shape[0]
-    keys = jr.split(key, lanes)
-    found = []
-    for flat in flats:
-        everywhere = np.broadcast_to(flat, (lanes, flat.size))
-        log_weights = np.asarray(lanes_look(everywhere, trained, targets, keys, LOOK_DRAWS), float)
-        found.append([Look.at(lane).elbo for lane in log_weights])
-    return np.array(found)
-
-
 class Lanes:
     """Guides in training side by side.
 
