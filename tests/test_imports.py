@@ -30,7 +30,15 @@ ARROWS = {
     "starts": {ERRORS, COMPILE, RANDOM, TARGET, "dmvi.guides", "dmvi.objectives", "dmvi.training"},
     "posterior": {ERRORS, COMPILE, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "_recipes": {ERRORS, "dmvi.diffusion", "dmvi.guides", "dmvi.targets"},
-    "_fit": {ERRORS, RANDOM, RUN, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
+    "_checkpoint": {
+        ERRORS,
+        RECIPES,
+        "dmvi.guides",
+        "dmvi.targets",
+        "dmvi.training",
+        "dmvi.posterior",
+    },
+    "_fit": {ERRORS, "dmvi._checkpoint", RANDOM, RUN, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
     "_load": {ERRORS, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
     "_fit_many": {
         ERRORS,

@@ -1,7 +1,9 @@
 """fit(): a model and data in, a posterior out."""
 
+import contextlib
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -12,6 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray
 
+from dmvi._checkpoint import Checkpoint
 from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
@@ -30,7 +33,7 @@ from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
 from dmvi.starts import HIGH_DIMENSION, WarmStart, cold_start, high_dimensional_start, warm_start
 from dmvi.targets import Target, as_target
-from dmvi.training import Budget, Progress, Settings, Trainer, default_optimizer, progress_for
+from dmvi.training import Budget, Outcome, Progress, Settings, Trainer, default_optimizer, progress_for
 
 GUIDES: dict[str, GuideRecipe] = {
     "auto": DiffusionGuide(),
@@ -63,6 +66,8 @@ def fit(
     objective: Objective | None = None,
     time_limit: float | None = None,
     progress: bool = True,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = 30.0,
 ) -> Posterior:
     """Infer the posterior of a model.
 
@@ -85,6 +90,9 @@ def fit(
             `dmvi.objectives.Paper()` for a `dmvi.PaperGuide`.
         time_limit: seconds after which training winds down; the best fit so far is kept.
         progress: show the live line. Ctrl-C keeps the best fit so far.
+        checkpoint: a folder to save training in; the same call, made again after an interruption, goes on
+            from there and ends with the same result, bit for bit.
+        checkpoint_every: seconds between two saves; SIGTERM saves too, then ends the process.
 
     Returns:
         The posterior; print it for the verdict.
@@ -99,24 +107,20 @@ def fit(
     target = as_target(model, args=args, data=data, init=init)
     record = settings_record(model, recipe, steps, particles, optimizer, objective, time_limit)
     recipe = recipe.seeing(visible_density(target))
-    start_key, guide_key, train_key, judge_key = fit_keys(int(seed))
+    keys = fit_keys(int(seed))
     settings = training_settings(recipe, int(steps), int(particles), optimizer, objective)
     _check_recipe(recipe, settings.objective, target.dim)
     if settings.objective.caution is not None:
         warnings.warn(settings.objective.caution, stacklevel=2)
+    saved = None
+    if checkpoint is not None:
+        saved = Checkpoint(checkpoint, checkpoint_every, target, {**record, "seed": int(seed)}, began)
     line = progress_for(progress)
     try:
-        start = _start(recipe, target, start_key, line)
-        target = eqx.tree_at(lambda t: t.params, target, start.params)
-        trainer = Trainer(
-            _guide(recipe, start, guide_key),
-            target,
-            settings,
-            Budget(int(steps), None if time_limit is None else began + time_limit),
-            key=train_key,
-            progress=line,
-        )
-        outcome = trainer.run()
+        with saved or contextlib.nullcontext():
+            outcome, start_name = _train(
+                recipe, target, settings, keys, (int(steps), time_limit), line, saved
+            )
     finally:
         line.close()
     target = eqx.tree_at(lambda t: t.params, target, outcome.params)
@@ -127,12 +131,50 @@ def fit(
         skipped=outcome.skipped,
         history=outcome.history,
         history_steps=outcome.history_steps,
-        warm_start=start.name,
+        warm_start=start_name,
         guide_name=recipe.name,
         seed=int(seed),
         settings={**record, "base": describe_base(outcome.guide)},
     )
-    return Posterior(target, outcome.guide, run, judge_key, training=jax.tree.leaves(outcome.state))
+    return Posterior(target, outcome.guide, run, keys[3], training=jax.tree.leaves(outcome.state))
+
+
+def _train(
+    recipe: GuideRecipe,
+    target: Target,
+    settings: Settings,
+    keys: list[PRNGKeyArray],
+    limits: tuple[int, float | None],
+    line: Progress,
+    saved: Checkpoint | None,
+) -> tuple[Outcome, str]:
+    """Warm start and training, or the rest of the training that a checkpoint holds; the start's name too."""
+    began, (steps, seconds) = time.perf_counter(), limits
+    found = None if saved is None else saved.found(recipe)
+    if found is None:
+        start = _start(recipe, target, keys[0], line)
+        target = eqx.tree_at(lambda t: t.params, target, start.params)
+        guide, name, snapshot = _guide(recipe, start, keys[1]), start.name, None
+    else:
+        guide, name, snapshot = found.guide, found.warm_start, found.snapshot
+        began -= found.seconds
+    if saved is not None:
+        saved.begin(name, guide)
+    trainer = Trainer(
+        guide,
+        target,
+        settings,
+        Budget(steps, None if seconds is None else began + seconds),
+        key=keys[2],
+        progress=line,
+        snapshot=snapshot,
+        watch=_ignore if saved is None else saved.watch,
+    )
+    return trainer.run(), name
+
+
+def _ignore(trainer: Trainer) -> None:
+    """What a training does of which nobody keeps a record."""
 
 
 def fit_keys(seed: int) -> list[PRNGKeyArray]:

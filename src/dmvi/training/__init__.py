@@ -8,6 +8,7 @@ from dmvi.training._lanes import Lanes as Lanes
 from dmvi.training._lanes import lanes_with_flat as lanes_with_flat
 from dmvi.training._look import Look as Look
 from dmvi.training._loop import Outcome as Outcome
+from dmvi.training._loop import Snapshot as Snapshot
 from dmvi.training._loop import Trainer as Trainer
 from dmvi.training._progress import Progress as Progress
 from dmvi.training._progress import Silent as Silent

@@ -1,6 +1,7 @@
 """The decisions of one training run, made on the host between chunks of steps."""
 
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,6 +112,37 @@ class Course:
             return False
         left = steps_left / self._settings.chunk * self._chunk_seconds
         return time.perf_counter() + left >= self._budget.deadline
+
+    def memory(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """All that was decided and seen, but for the guides, as arrays and plain values."""
+        plateau = self._plateau
+        arrays = {
+            "looks": np.array(self.looks, float).reshape(-1, len(Look._fields)),
+            "look_steps": np.array(self.look_steps, np.int64),
+            "kept": np.array([self.start.look, self.best.look], float),
+            "plateau": np.array([plateau.elbos, plateau.errors], float),
+        }
+        record = {
+            "returns": int(self.returns),
+            "status": None if self.status is None else self.status.name,
+            "end": int(self.end),
+            "done": bool(self.done),
+            "best_is_start": self.best is self.start,
+        }
+        return arrays, record
+
+    def recall(
+        self, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any], start: Any, best: Any
+    ) -> None:
+        """The inverse of `memory`, given the guides."""
+        looks = [Look(*map(float, look)) for look in arrays["kept"]]
+        self.start = Kept(start, looks[0])
+        self.best = self.start if record["best_is_start"] else Kept(best, looks[1])
+        self.looks = [Look(*map(float, look)) for look in arrays["looks"]]
+        self.look_steps = [int(step) for step in arrays["look_steps"]]
+        self._plateau = Plateau(*(list(map(float, values)) for values in arrays["plateau"]))
+        self.returns, self.end, self.done = record["returns"], record["end"], record["done"]
+        self.status = None if record["status"] is None else Status[record["status"]]
 
     def chosen(self, last: Any) -> Any:
         """The annealed guide, unless an earlier look or the start was clearly better."""

@@ -2,13 +2,18 @@
 
 import contextlib
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
+from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._run import Status
 from dmvi.guides._guide import Guide
@@ -43,6 +48,13 @@ class Outcome(NamedTuple):
     state: State
 
 
+class Snapshot(NamedTuple):
+    """A training run between two chunks: everything it needs to go on exactly as if it had never stopped."""
+
+    arrays: dict[str, np.ndarray]
+    record: dict[str, Any]
+
+
 class Trainer:
     """One training run, from a guide's start to its best.
 
@@ -54,6 +66,8 @@ class Trainer:
         key: random key; the same one as before continues the same random numbers.
         progress: told of every look.
         state: where an earlier run ended, to go on from; None begins anew.
+        snapshot: where this very run was interrupted; then `guide` gives no more than the structure.
+        watch: called after every chunk.
     """
 
     def __init__(
@@ -66,13 +80,20 @@ class Trainer:
         key: PRNGKeyArray,
         progress: Progress,
         state: State | None = None,
+        snapshot: Snapshot | None = None,
+        watch: Callable[["Trainer"], None] = lambda trainer: None,
     ):
-        self._target, self._settings, self._budget, self._progress = target, settings, budget, progress
+        self._target, self._settings, self._progress = target, settings, progress
         self._step_key, self._look_key = children(key, 2)
         self._trained = Trained(guide, target.params)
         self._state = compiled_start(self._trained, settings) if state is None else state
-        start = Kept(self._trained, self._look(np.array([])))
-        self._course = Course(start, int(self._state.step), settings, budget)
+        self._watch = watch
+        if snapshot is None:
+            start = Kept(self._trained, self._look(np.array([])))
+            self._course = Course(start, int(self._state.step), settings, budget)
+        else:
+            self._course = Course(Kept(None, Look(-np.inf, 0.0)), 0, settings, budget)
+            self._recall(snapshot)
 
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
@@ -95,6 +116,37 @@ class Trainer:
         if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
         self._progress.update(step, self._course.limit, look.elbo)
+        self._watch(self)
+
+    @property
+    def done(self) -> bool:
+        """Whether training has come to its end."""
+        return self._course.done
+
+    def snapshot(self) -> Snapshot:
+        """Where the run stands."""
+        arrays, record = self._course.memory()
+        trees = {
+            "trained": self._trained,
+            "start": self._course.start.guide,
+            "best": self._course.best.guide,
+            "state": self._state,
+        }
+        for name, tree in trees.items():
+            leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+            arrays |= {f"{name}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        arrays["look_key"] = np.asarray(jr.key_data(self._look_key))
+        return Snapshot(arrays, record)
+
+    def _recall(self, snapshot: Snapshot) -> None:
+        arrays = snapshot.arrays
+        start, best = filled(self._trained, arrays, "start"), filled(self._trained, arrays, "best")
+        self._trained, self._state = (
+            filled(self._trained, arrays, "trained"),
+            filled(self._state, arrays, "state"),
+        )
+        self._look_key = jr.wrap_key_data(jnp.asarray(arrays["look_key"]), impl=jr.key_impl(self._look_key))
+        self._course.recall(arrays, snapshot.record, start, best)
 
     def _look(self, training_log_weights: np.ndarray) -> Look:
         """Fresh draws on the full data; with minibatches the training draws have to do."""
@@ -132,3 +184,13 @@ class Trainer:
             return self._state
         fresh = compiled_start(trained, self._settings)
         return self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
+
+
+def filled(tree: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
+    """`tree` with its arrays, in order, replaced by those called name/0, name/1, ..."""
+    old, rest = eqx.partition(tree, eqx.is_array)
+    leaves, structure = jax.tree.flatten(old)
+    new = [arrays[f"{name}/{i}"] for i in range(len(leaves))]
+    if [(leaf.shape, leaf.dtype) for leaf in leaves] != [(leaf.shape, leaf.dtype) for leaf in new]:
+        raise InputError("the checkpoint holds arrays of other shapes than this fit's.")
+    return eqx.combine(jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in new]), rest)
