@@ -51,7 +51,7 @@ class Clock(Silent):
 def gaps(seed: int) -> None:
     """Prints how long default fits take until their ELBO is within the lab's bar of the log evidence."""
     print(
-        "| target | d | bar | gap at the end | k-hat | s to the bar, first fit | s to the bar, compiled | s in all |"
+        "| target | d | bar | gap at the end | k-hat | s to the bar, first fit | compiled | s in all |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for name in LAB:
@@ -102,7 +102,8 @@ def steps(particles: list[int], name: str) -> None:
         "matrix products of the card, TFLOP/s: " + ", ".join(f"{k} {v / 1e12:.1f}" for k, v in rates.items())
     )
     print(
-        f"\n{name}\n\n| particles | steps per second | draws per second | matrix GFLOP per step | TFLOP/s | share |"
+        f"\n{name}\n\n"
+        "| particles | steps per second | draws per second | matrix GFLOP per step | TFLOP/s | share |"
     )
     print("|---|---|---|---|---|---|")
     for count in particles:
