@@ -50,9 +50,7 @@ class Clock(Silent):
 
 def gaps(seed: int) -> None:
     """Prints how long default fits take until their ELBO is within the lab's bar of the log evidence."""
-    print(
-        "| target | d | bar | gap at the end | k-hat | s to the bar, first fit | compiled | s in all |"
-    )
+    print("| target | d | bar | gap at the end | k-hat | s to the bar, first fit | compiled | s in all |")
     print("|---|---|---|---|---|---|---|---|")
     for name in LAB:
         lab = TARGETS[name]()

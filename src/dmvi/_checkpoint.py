@@ -16,7 +16,7 @@ from dmvi._recipes import describe_base, guide_from
 from dmvi.guides import Guide, GuideRecipe
 from dmvi.posterior import digest, library_versions
 from dmvi.posterior._container import read, write
-from dmvi.targets import Target
+from dmvi.targets import Derivatives, Target, anchored_at
 from dmvi.training import Snapshot, Trainer
 
 FILE = "training.dmvi"
@@ -33,12 +33,14 @@ class Found(NamedTuple):
         warm_start: name of the start that won.
         seconds: how long the fit had run.
         snapshot: where training stood.
+        target: the target, with control variates where it had them.
     """
 
     guide: Guide
     warm_start: str
     seconds: float
     snapshot: Snapshot
+    target: Target
 
 
 class Checkpoint:
@@ -64,6 +66,8 @@ class Checkpoint:
         self._saved = time.monotonic()
         self._warm_start: str | None = None
         self._base: dict[str, int] = {}
+        self._anchor: dict[str, np.ndarray] = {}
+        self._offset = 0.0
         self._terminated = False
         self._before: Any = None
 
@@ -97,13 +101,20 @@ class Checkpoint:
                 "was made with, or give another folder, or delete this one to begin anew."
             )
         guide = guide_from(recipe, record["base"], self._target.dim)
-        found = Found(guide, record["warm_start"], record["seconds"], Snapshot(arrays, record["course"]))
+        target = self._target
+        if "anchor" in arrays:
+            mode, slope = arrays["anchor"]
+            target = anchored_at(target, mode, Derivatives(record["offset"], slope, None))
+        snapshot = Snapshot(arrays, record["course"])
+        found = Found(guide, record["warm_start"], record["seconds"], snapshot, target)
         self._began -= found.seconds
         return found
 
-    def begin(self, warm_start: str, guide: Guide) -> None:
+    def begin(self, warm_start: str, guide: Guide, target: Target) -> None:
         """From here on there is something to save."""
-        self._warm_start, self._base = warm_start, describe_base(guide)
+        self._warm_start, self._base, self._offset = warm_start, describe_base(guide), target.offset
+        if target.stream is not None and "mode" in target.data:
+            self._anchor = {"anchor": np.stack([target.data["mode"], target.data["slope"]])}
 
     def watch(self, trainer: Trainer) -> None:
         """Save where it is time to."""
@@ -122,10 +133,11 @@ class Checkpoint:
             "settings": self._settings,
             "warm_start": self._warm_start,
             "base": self._base,
+            "offset": self._offset,
             "seconds": time.perf_counter() - self._began,
             "course": course,
         }
-        write(self._path, {**arrays, "density": self._density()}, record)
+        write(self._path, {**arrays, **self._anchor, "density": self._density()}, record)
         self._saved = time.monotonic()
 
     def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:
@@ -148,6 +160,8 @@ class Checkpoint:
         return None
 
     def _data(self) -> str:
+        if self._target.stream is not None:
+            return self._target.stream.rows.fingerprint()
         return digest({**self._target.constant, **self._target.observed})
 
     def _density(self) -> np.ndarray:

@@ -3,6 +3,7 @@
 import contextlib
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,15 @@ from dmvi.guides import (
 )
 from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
-from dmvi.starts import HIGH_DIMENSION, WarmStart, cold_start, high_dimensional_start, warm_start
-from dmvi.targets import Target, as_target
+from dmvi.starts import (
+    HIGH_DIMENSION,
+    WarmStart,
+    cold_start,
+    high_dimensional_start,
+    streamed_start,
+    warm_start,
+)
+from dmvi.targets import Target, as_target, from_rows
 from dmvi.training import Budget, Outcome, Progress, Settings, Trainer, default_optimizer, progress_for
 
 GUIDES: dict[str, GuideRecipe] = {
@@ -54,8 +62,8 @@ COOLDOWN_LOOKS = 10
 
 def fit(
     model: Any = None,
+    data: Mapping[str, Any] | str | Path | None = None,
     *,
-    data: dict[str, Any] | None = None,
     args: tuple = (),
     init: Any = None,
     guide: str | GuideRecipe = "auto",
@@ -64,6 +72,8 @@ def fit(
     particles: int = PARTICLES,
     optimizer: optax.GradientTransformation | None = None,
     objective: Objective | None = None,
+    batch_size: int | None = None,
+    control_variates: bool = True,
     time_limit: float | None = None,
     progress: bool = True,
     checkpoint: str | Path | None = None,
@@ -74,7 +84,8 @@ def fit(
     Args:
         model: a NumPyro model; or, with `init`, a JAX log-density of a pytree; or a PyMC model (left out:
             the one whose context is open); or a pinned joint distribution of TFP on JAX; or a `Target`.
-        data: the model's keyword arguments.
+        data: the model's keyword arguments. With `batch_size`, arrays or names of .npy files, or the name of
+            a Parquet or Arrow file that holds them as columns.
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.
         guide: "auto", "diffusion", "chain", "flow", "full-rank", "mean-field", or a recipe such as
@@ -88,6 +99,10 @@ def fit(
             up at the start and annealed to zero at the end.
         objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
             `dmvi.objectives.Paper()` for a `dmvi.PaperGuide`.
+        batch_size: rows of data per step, for data too long to go through at every step, or to hold in
+            memory. The data's longest axis is that of the rows; see `dmvi.targets.from_rows`.
+        control_variates: with `batch_size`, whether batches are corrected by the likelihood's slope at the
+            warm start's mode, which takes most of their noise away.
         time_limit: seconds after which training winds down; the best fit so far is kept.
         progress: show the live line. Ctrl-C keeps the best fit so far.
         checkpoint: a folder to save training in; the same call, made again after an interruption, goes on
@@ -104,8 +119,9 @@ def fit(
     began = time.perf_counter()
     recipe = recipe_of(guide)
     check_choices(seed, steps, particles, time_limit, optimizer, objective)
-    target = as_target(model, args=args, data=data, init=init)
+    target = _target(model, data, args, init, batch_size)
     record = settings_record(model, recipe, steps, particles, optimizer, objective, time_limit)
+    record |= {} if batch_size is None else {"batch_size": batch_size, "control_variates": control_variates}
     recipe = recipe.seeing(visible_density(target))
     keys = fit_keys(int(seed))
     settings = training_settings(recipe, int(steps), int(particles), optimizer, objective)
@@ -118,8 +134,9 @@ def fit(
     line = progress_for(progress)
     try:
         with saved or contextlib.nullcontext():
-            outcome, start_name = _train(
-                recipe, target, settings, keys, (int(steps), time_limit), line, saved
+            limits = (int(steps), time_limit)
+            outcome, start_name, target = _train(
+                recipe, target, settings, keys, limits, line, saved, control_variates
             )
     finally:
         line.close()
@@ -129,7 +146,7 @@ def fit(
         steps=outcome.steps,
         seconds=time.perf_counter() - began,
         skipped=outcome.skipped,
-        history=outcome.history,
+        history=outcome.history + target.offset,
         history_steps=outcome.history_steps,
         warm_start=start_name,
         guide_name=recipe.name,
@@ -147,19 +164,20 @@ def _train(
     limits: tuple[int, float | None],
     line: Progress,
     saved: Checkpoint | None,
-) -> tuple[Outcome, str]:
-    """Warm start and training, or the rest of the training that a checkpoint holds; the start's name too."""
+    variates: bool,
+) -> tuple[Outcome, str, Target]:
+    """Warm start and training, or the rest of a checkpoint's; the start's name; the target trained on."""
     began, (steps, seconds) = time.perf_counter(), limits
     found = None if saved is None else saved.found(recipe)
     if found is None:
-        start = _start(recipe, target, keys[0], line)
+        start, target = _start(recipe, target, keys[0], line, variates)
         target = eqx.tree_at(lambda t: t.params, target, start.params)
         guide, name, snapshot = _guide(recipe, start, keys[1]), start.name, None
     else:
-        guide, name, snapshot = found.guide, found.warm_start, found.snapshot
+        guide, name, snapshot, target = found.guide, found.warm_start, found.snapshot, found.target
         began -= found.seconds
     if saved is not None:
-        saved.begin(name, guide)
+        saved.begin(name, guide, target)
     trainer = Trainer(
         guide,
         target,
@@ -170,7 +188,7 @@ def _train(
         snapshot=snapshot,
         watch=_ignore if saved is None else saved.watch,
     )
-    return trainer.run(), name
+    return trainer.run(), name, target
 
 
 def _ignore(trainer: Trainer) -> None:
@@ -231,13 +249,31 @@ def training_settings(
     )
 
 
-def _start(recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress) -> WarmStart:
+def _start(
+    recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress, variates: bool
+) -> tuple[WarmStart, Target]:
     """A base of low rank in high dimension, unless a Gaussian of a certain kind was asked for."""
+    full = recipe.name != "mean-field"
     if not recipe.warm:
-        return cold_start(target)
+        return cold_start(target), target
+    if target.stream is not None:
+        return streamed_start(target, full=full, key=key, progress=line, control_variates=variates)
     if target.dim > HIGH_DIMENSION and not isinstance(recipe, GaussianGuide):
-        return high_dimensional_start(target, key=key, progress=line)
-    return warm_start(target, full=recipe.name != "mean-field", key=key, progress=line, mixes=recipe.mixes)
+        return high_dimensional_start(target, key=key, progress=line), target
+    return warm_start(target, full=full, key=key, progress=line, mixes=recipe.mixes), target
+
+
+def _target(model: Any, data: Any, args: tuple, init: Any, batch_size: int | None) -> Target:
+    """The target of the arguments of `fit`."""
+    if batch_size is None:
+        if isinstance(data, str | Path):
+            raise InputError("data names a file, whose rows are read in batches; give batch_size too.")
+        return as_target(model, args=args, data=data, init=init)
+    if not callable(model) or isinstance(model, Target) or args or init is not None or data is None:
+        raise InputError(
+            "batch_size goes with a NumPyro model and its arguments in data, and with nothing else."
+        )
+    return from_rows(model, data, batch_size)
 
 
 def recipe_of(guide: str | GuideRecipe) -> GuideRecipe:

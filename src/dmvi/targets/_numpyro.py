@@ -56,7 +56,7 @@ def from_numpyro(model: Callable, args: tuple = (), data: dict[str, Any] | None 
         raise
     except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
         raise explain_failure(error, model, "data", arguments.named) from error
-    _check(program, probe, describe_nonfinite(arguments.named))
+    check_probe(program, probe, describe_nonfinite(arguments.named))
     observed = {name: np.asarray(value) for name, value in probe.observed.items()}
     return program_target(program, probe.params, observed, constant_data(program, observed))
 
@@ -93,7 +93,7 @@ def trial_points(sites: Sites) -> Array:
     return jnp.asarray(np.random.default_rng(0).uniform(-RADIUS, RADIUS, shape), jnp.result_type(float))
 
 
-def _check(program: Program, probe: Probe, bad_data: dict[str, str]) -> None:
+def check_probe(program: Program, probe: Probe, bad_data: dict[str, str]) -> None:
     """Raise an InputError that says why no start is usable, if none is."""
     for name, value in probe.params.items():
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(value)):

@@ -3,8 +3,9 @@
 import abc
 import hashlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,19 @@ Block = dict[str, np.ndarray]
 TABLES = (".parquet", ".pq", ".arrow", ".feather")
 PIECES = 16  # places in the data from which a batch of one array is put together
 BATCHES_OF_A_GROUP = 64  # batches drawn from a group of rows of a table before the next is read
+
+
+Item = TypeVar("Item")
+
+
+def prefetched(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items, each made while the one before is worked on."""
+    nothing = object()
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, items, nothing)
+        while (item := coming.result()) is not nothing:
+            coming = pool.submit(next, items, nothing)
+            yield item  # pyright: ignore[reportReturnType]
 
 
 class Rows(abc.ABC):
@@ -81,7 +95,7 @@ class NpyColumn:
         if mapped.ndim == 0 or np.isfortran(mapped):
             raise InputError(f"{str(path)!r} must hold an array with rows, stored row by row (C order).")
         self.shape, self.dtype = mapped.shape, mapped.dtype
-        self._offset = mapped.offset  # pyright: ignore[reportAttributeAccessIssue]
+        self._offset = mapped.offset
         self._row = mapped.dtype.itemsize * int(np.prod(mapped.shape[1:], dtype=int))
 
     def __getitem__(self, index: slice) -> np.ndarray:
@@ -161,8 +175,7 @@ def _opened(name: str, value: Any) -> Any:
         whole = Path(str(value.filename))
         column = NpyColumn(whole) if whole.suffix == ".npy" else None
         return column if column is not None and column.shape == value.shape else np.asarray(value)
-    if hasattr(value, "to_numpy"):
-        value = value.to_numpy()
+    value = getattr(value, "to_numpy", lambda: value)()
     return np.asarray(value) if isinstance(value, list) else value
 
 
@@ -224,7 +237,7 @@ def _as_rows(values: Any) -> np.ndarray:
 
 
 def _digest(array: Any) -> str:
-    return hashlib.sha256(np.ascontiguousarray(np.asarray(array))).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(np.asarray(array)).tobytes()).hexdigest()
 
 
 def _file_fingerprint(path: Path) -> str:

@@ -66,6 +66,8 @@ class Target(eqx.Module):
         subsampled: whether `draw_batch` gives minibatches.
         coords: labels along the dimensions named in `dims`, for ArviZ.
         constant: data that are not random variables, for ArviZ.
+        stream: the rows of data that are gone through in batches (`dmvi.targets.Stream`), where they are.
+        offset: a constant left out of `log_density`, which would swamp single precision.
         data: arrays that the density takes anew at each call, where targets differ in their data alone and
             share every compiled program (`dmvi.targets.family`); None where the data are part of the density.
     """
@@ -91,6 +93,8 @@ class Target(eqx.Module):
     _predictive: Callable[[Mapping[str, Any] | None], Predict] | None = eqx.field(static=True, default=None)
     data: Any = None
     _bind: Callable[[Any], "Target"] | None = eqx.field(static=True, default=None)
+    stream: Any = eqx.field(static=True, default=None)
+    offset: float = eqx.field(static=True, default=0.0)
 
     def __hash__(self) -> int:
         return id(self)  # so that jax.jit takes the methods below
@@ -168,6 +172,13 @@ class Target(eqx.Module):
         from dmvi.targets._bridgestan import from_bridgestan
 
         return from_bridgestan(model, seed=seed)
+
+    @property
+    def terms(self) -> int | None:
+        """Number of observations that one evaluation of `log_density` goes through."""
+        if self.stream is None:
+            return self.data_size
+        return len(jax.tree.leaves(self.data["rows"])[0])
 
     def shared(self) -> "Target":
         """The target without the labels of its own data: equal, as compiled code sees it, in a family."""

@@ -34,6 +34,6 @@ class Look(NamedTuple):
 
 def look_at(guide: Guide, target: Target, key: PRNGKeyArray) -> Look:
     """The ELBO of `guide` on LOOK_DRAWS fresh draws."""
-    chunk = chunk_size(target.dim, target.data_size)
+    chunk = chunk_size(target.dim, target.terms)
     parts = [weigh_chunk(guide, target, part, chunk) for part in chunk_keys(key, LOOK_DRAWS, chunk)]
     return Look.at(np.concatenate([part.log_w for part in parts]))

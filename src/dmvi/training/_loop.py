@@ -14,11 +14,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
 from dmvi._errors import InputError
-from dmvi._random import children
+from dmvi._random import children, seed_of
 from dmvi._run import Status
 from dmvi.guides._guide import Guide
-from dmvi.targets._target import Target
+from dmvi.targets._target import Batch, Target
 from dmvi.training._course import Budget, Course, Kept
+from dmvi.training._feed import Feed
 from dmvi.training._look import Look, look_at
 from dmvi.training._progress import Progress
 from dmvi.training._state import Settings, State, Trained, initial_state, run_chunk
@@ -28,10 +29,10 @@ compiled_start = compiled(initial_state)
 
 @compiled
 def compiled_chunk(
-    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
+    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray, batches: Batch
 ) -> tuple[State, Trained, Float[Array, "chunk particles"]]:
     """A chunk of steps and what it has trained."""
-    state, log_weights = run_chunk(state, trained, target, settings, key)
+    state, log_weights = run_chunk(state, trained, target, settings, key, batches)
     return state, trained.with_flat(state.flat), log_weights
 
 
@@ -88,6 +89,7 @@ class Trainer:
         self._trained = Trained(guide, target.params)
         self._state = compiled_start(self._trained, settings) if state is None else state
         self._watch = watch
+        self._feed = Feed(target.stream, settings.chunk, seed_of(self._step_key)[-1])
         if snapshot is None:
             start = Kept(self._trained, self._look(np.array([])))
             self._course = Course(start, int(self._state.step), settings, budget)
@@ -100,6 +102,7 @@ class Trainer:
         with contextlib.suppress(KeyboardInterrupt):
             while not self._course.done:
                 self._advance()
+        self._feed.close()
         return self._outcome()
 
     def _advance(self) -> None:
@@ -108,14 +111,19 @@ class Trainer:
         skipped = int(self._state.skipped)
         state = self._state._replace(cooldown=np.asarray(self._course.cooldown, np.int32))
         self._state, self._trained, log_weights = compiled_chunk(
-            state, self._trained, self._target, self._settings, self._step_key
+            state,
+            self._trained,
+            self._target,
+            self._settings,
+            self._step_key,
+            self._feed.take(int(state.step)),
         )
         look = self._look(np.asarray(log_weights, float).ravel())
         step, skipped = int(self._state.step), int(self._state.skipped) - skipped
         seconds = time.perf_counter() - began
         if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
-        self._progress.update(step, self._course.limit, look.elbo)
+        self._progress.update(step, self._course.limit, look.elbo + self._target.offset)
         self._watch(self)
 
     @property
@@ -149,8 +157,8 @@ class Trainer:
         self._course.recall(arrays, snapshot.record, start, best)
 
     def _look(self, training_log_weights: np.ndarray) -> Look:
-        """Fresh draws on the full data; with minibatches the training draws have to do."""
-        if self._target.subsampled and training_log_weights.size:
+        """Fresh draws on the full data, or a large part of it; else the training draws have to do."""
+        if self._target.subsampled and self._target.stream is None and training_log_weights.size:
             return Look.at(training_log_weights)
         self._look_key, key = children(self._look_key, 2)
         model = eqx.tree_at(lambda t: t.params, self._target, self._trained.params)
