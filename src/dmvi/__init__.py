@@ -4,6 +4,8 @@ from dmvi import numpyro as numpyro
 from dmvi import objectives as objectives
 from dmvi._errors import InputError as InputError
 from dmvi._fit import fit as fit
+from dmvi._fit_many import FailedFit as FailedFit
+from dmvi._fit_many import fit_many as fit_many
 from dmvi._load import load as load
 from dmvi._resume import resume as resume
 from dmvi._run import Status as Status

@@ -1,7 +1,10 @@
 """fit(): a model and data in, a posterior out."""
 
+import contextlib
 import time
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -12,6 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray
 
+from dmvi._checkpoint import Checkpoint
 from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
@@ -28,9 +32,16 @@ from dmvi.guides import (
 )
 from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
-from dmvi.starts import HIGH_DIMENSION, WarmStart, cold_start, high_dimensional_start, warm_start
-from dmvi.targets import Target, as_target
-from dmvi.training import Budget, Progress, Settings, Trainer, default_optimizer, progress_for
+from dmvi.starts import (
+    HIGH_DIMENSION,
+    WarmStart,
+    cold_start,
+    high_dimensional_start,
+    streamed_start,
+    warm_start,
+)
+from dmvi.targets import Target, as_target, from_rows
+from dmvi.training import Budget, Outcome, Progress, Settings, Trainer, default_optimizer, progress_for
 
 GUIDES: dict[str, GuideRecipe] = {
     "auto": DiffusionGuide(),
@@ -51,8 +62,8 @@ COOLDOWN_LOOKS = 10
 
 def fit(
     model: Any = None,
+    data: Mapping[str, Any] | str | Path | None = None,
     *,
-    data: dict[str, Any] | None = None,
     args: tuple = (),
     init: Any = None,
     guide: str | GuideRecipe = "auto",
@@ -61,15 +72,20 @@ def fit(
     particles: int = PARTICLES,
     optimizer: optax.GradientTransformation | None = None,
     objective: Objective | None = None,
+    batch_size: int | None = None,
+    control_variates: bool = True,
     time_limit: float | None = None,
     progress: bool = True,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = 30.0,
 ) -> Posterior:
     """Infer the posterior of a model.
 
     Args:
         model: a NumPyro model; or, with `init`, a JAX log-density of a pytree; or a PyMC model (left out:
             the one whose context is open); or a pinned joint distribution of TFP on JAX; or a `Target`.
-        data: the model's keyword arguments.
+        data: the model's keyword arguments. With `batch_size`, arrays or names of .npy files, or the name of
+            a Parquet or Arrow file that holds them as columns.
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.
         guide: "auto", "diffusion", "chain", "flow", "full-rank", "mean-field", or a recipe such as
@@ -83,8 +99,15 @@ def fit(
             up at the start and annealed to zero at the end.
         objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
             `dmvi.objectives.Paper()` for a `dmvi.PaperGuide`.
+        batch_size: rows of data per step, for data too long to go through at every step, or to hold in
+            memory. The data's longest axis is that of the rows; see `dmvi.targets.from_rows`.
+        control_variates: with `batch_size`, whether batches are corrected by the likelihood's slope at the
+            warm start's mode, which takes most of their noise away.
         time_limit: seconds after which training winds down; the best fit so far is kept.
         progress: show the live line. Ctrl-C keeps the best fit so far.
+        checkpoint: a folder to save training in; the same call, made again after an interruption, goes on
+            from there and ends with the same result, bit for bit.
+        checkpoint_every: seconds between two saves; SIGTERM saves too, then ends the process.
 
     Returns:
         The posterior; print it for the verdict.
@@ -94,30 +117,27 @@ def fit(
         >>> posterior = dmvi.fit(lambda x: -0.5 * jnp.sum(x["a"] ** 2), init={"a": jnp.zeros(2)})
     """
     began = time.perf_counter()
-    recipe = _recipe(guide)
-    _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
-    _check_kinds(optimizer, objective)
-    target = as_target(model, args=args, data=data, init=init)
-    described = describe_recipe(recipe)
+    recipe = recipe_of(guide)
+    check_choices(seed, steps, particles, time_limit, optimizer, objective)
+    target = _target(model, data, args, init, batch_size)
+    record = settings_record(model, recipe, steps, particles, optimizer, objective, time_limit)
+    record |= {} if batch_size is None else {"batch_size": batch_size, "control_variates": control_variates}
     recipe = recipe.seeing(visible_density(target))
-    start_key, guide_key, train_key, judge_key = fit_keys(int(seed))
+    keys = fit_keys(int(seed))
     settings = training_settings(recipe, int(steps), int(particles), optimizer, objective)
     _check_recipe(recipe, settings.objective, target.dim)
     if settings.objective.caution is not None:
         warnings.warn(settings.objective.caution, stacklevel=2)
+    saved = None
+    if checkpoint is not None:
+        saved = Checkpoint(checkpoint, checkpoint_every, target, {**record, "seed": int(seed)}, began)
     line = progress_for(progress)
     try:
-        start = _start(recipe, target, start_key, line)
-        target = eqx.tree_at(lambda t: t.params, target, start.params)
-        trainer = Trainer(
-            _guide(recipe, start, guide_key),
-            target,
-            settings,
-            Budget(int(steps), None if time_limit is None else began + time_limit),
-            key=train_key,
-            progress=line,
-        )
-        outcome = trainer.run()
+        with saved or contextlib.nullcontext():
+            limits = (int(steps), time_limit)
+            outcome, start_name, target = _train(
+                recipe, target, settings, keys, limits, line, saved, control_variates
+            )
     finally:
         line.close()
     target = eqx.tree_at(lambda t: t.params, target, outcome.params)
@@ -126,30 +146,81 @@ def fit(
         steps=outcome.steps,
         seconds=time.perf_counter() - began,
         skipped=outcome.skipped,
-        history=outcome.history,
+        history=outcome.history + target.offset,
         history_steps=outcome.history_steps,
-        warm_start=start.name,
+        warm_start=start_name,
         guide_name=recipe.name,
         seed=int(seed),
-        settings={
-            "model": getattr(model, "__name__", type(model).__name__),
-            "guide": described,
-            "base": describe_base(outcome.guide),
-            "steps": int(steps),
-            "particles": int(particles),
-            "optimizer": "default" if optimizer is None else "given by the user",
-            "objective": "default" if objective is None else type(objective).__name__,
-            "time_limit": None if time_limit is None else float(time_limit),
-            "backend": jax.default_backend(),
-            "precision": str(np.dtype(jnp.result_type(float))),
-        },
+        settings={**record, "base": describe_base(outcome.guide)},
     )
-    return Posterior(target, outcome.guide, run, judge_key, training=jax.tree.leaves(outcome.state))
+    return Posterior(target, outcome.guide, run, keys[3], training=jax.tree.leaves(outcome.state))
+
+
+def _train(
+    recipe: GuideRecipe,
+    target: Target,
+    settings: Settings,
+    keys: list[PRNGKeyArray],
+    limits: tuple[int, float | None],
+    line: Progress,
+    saved: Checkpoint | None,
+    variates: bool,
+) -> tuple[Outcome, str, Target]:
+    """Warm start and training, or the rest of a checkpoint's; the start's name; the target trained on."""
+    began, (steps, seconds) = time.perf_counter(), limits
+    found = None if saved is None else saved.found(recipe)
+    if found is None:
+        start, target = _start(recipe, target, keys[0], line, variates)
+        target = eqx.tree_at(lambda t: t.params, target, start.params)
+        guide, name, snapshot = _guide(recipe, start, keys[1]), start.name, None
+    else:
+        guide, name, snapshot, target = found.guide, found.warm_start, found.snapshot, found.target
+        began -= found.seconds
+    if saved is not None:
+        saved.begin(name, guide, target)
+    trainer = Trainer(
+        guide,
+        target,
+        settings,
+        Budget(steps, None if seconds is None else began + seconds),
+        key=keys[2],
+        progress=line,
+        snapshot=snapshot,
+        watch=_ignore if saved is None else saved.watch,
+    )
+    return trainer.run(), name, target
+
+
+def _ignore(trainer: Trainer) -> None:
+    """What a training does of which nobody keeps a record."""
 
 
 def fit_keys(seed: int) -> list[PRNGKeyArray]:
     """Keys of the warm start, of the guide, of training and of the posterior."""
     return children(jr.key(seed), 4)
+
+
+def settings_record(
+    model: Any,
+    recipe: GuideRecipe,
+    steps: int,
+    particles: int,
+    optimizer: Any,
+    objective: Any,
+    time_limit: float | None,
+) -> dict[str, Any]:
+    """How a fit is made, in values that JSON can hold."""
+    return {
+        "model": getattr(model, "__name__", type(model).__name__),
+        "guide": describe_recipe(recipe),
+        "steps": int(steps),
+        "particles": int(particles),
+        "optimizer": "default" if optimizer is None else "given by the user",
+        "objective": "default" if objective is None else type(objective).__name__,
+        "time_limit": None if time_limit is None else float(time_limit),
+        "backend": jax.default_backend(),
+        "precision": str(np.dtype(jnp.result_type(float))),
+    }
 
 
 def _guide(recipe: GuideRecipe, start: WarmStart, key: PRNGKeyArray) -> Guide:
@@ -178,16 +249,34 @@ def training_settings(
     )
 
 
-def _start(recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress) -> WarmStart:
+def _start(
+    recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress, variates: bool
+) -> tuple[WarmStart, Target]:
     """A base of low rank in high dimension, unless a Gaussian of a certain kind was asked for."""
+    full = recipe.name != "mean-field"
     if not recipe.warm:
-        return cold_start(target)
+        return cold_start(target), target
+    if target.stream is not None:
+        return streamed_start(target, full=full, key=key, progress=line, control_variates=variates)
     if target.dim > HIGH_DIMENSION and not isinstance(recipe, GaussianGuide):
-        return high_dimensional_start(target, key=key, progress=line)
-    return warm_start(target, full=recipe.name != "mean-field", key=key, progress=line, mixes=recipe.mixes)
+        return high_dimensional_start(target, key=key, progress=line), target
+    return warm_start(target, full=full, key=key, progress=line, mixes=recipe.mixes), target
 
 
-def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
+def _target(model: Any, data: Any, args: tuple, init: Any, batch_size: int | None) -> Target:
+    """The target of the arguments of `fit`."""
+    if batch_size is None:
+        if isinstance(data, str | Path):
+            raise InputError("data names a file, whose rows are read in batches; give batch_size too.")
+        return as_target(model, args=args, data=data, init=init)
+    if not callable(model) or isinstance(model, Target) or args or init is not None or data is None:
+        raise InputError(
+            "batch_size goes with a NumPyro model and its arguments in data, and with nothing else."
+        )
+    return from_rows(model, data, batch_size)
+
+
+def recipe_of(guide: str | GuideRecipe) -> GuideRecipe:
     if isinstance(guide, GuideRecipe):
         return guide
     if isinstance(guide, str) and guide in GUIDES:
@@ -201,6 +290,14 @@ def _recipe(guide: str | GuideRecipe) -> GuideRecipe:
 def _check_recipe(recipe: GuideRecipe, objective: Objective, dim: int) -> None:
     """Build the guide once on the identity, so that what does not fit is named at once."""
     objective.check(recipe.build(anchored(jnp.zeros(dim), jnp.ones(dim), full=False), key=jr.key(0)))
+
+
+def check_choices(
+    seed: Any, steps: Any, particles: Any, time_limit: Any, optimizer: Any, objective: Any
+) -> None:
+    """Raises `InputError` for what no fit can be made with."""
+    _check_numbers(seed=seed, steps=steps, particles=particles, time_limit=time_limit)
+    _check_kinds(optimizer, objective)
 
 
 def _check_kinds(optimizer: Any, objective: Any) -> None:

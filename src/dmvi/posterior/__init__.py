@@ -5,6 +5,8 @@ from dmvi.posterior._compare import compare as compare
 from dmvi.posterior._container import FileError as FileError
 from dmvi.posterior._diagnostics import Diagnostics as Diagnostics
 from dmvi.posterior._expectation import Expectation as Expectation
+from dmvi.posterior._named import digest as digest
+from dmvi.posterior._named import library_versions as library_versions
 from dmvi.posterior._plots import plot_marginals as plot_marginals
 from dmvi.posterior._plots import plot_plane as plot_plane
 from dmvi.posterior._posterior import Posterior as Posterior

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled, quick_options
-from dmvi.guides import Guide
+from dmvi.guides import Draw, Guide
 from dmvi.objectives import ROUND_TRIPS, Weighed, chunk_keys, chunk_size, evidence_chunk, weigh_chunk
 from dmvi.targets import Target
 
@@ -28,9 +28,9 @@ class Draws:
     """
 
     def __init__(self, target: Target, guide: Guide):
-        self._target = target
+        self._target = target.shared()
         self._guide = guide
-        self._chunk = chunk_size(target.dim, target.data_size)
+        self._chunk = chunk_size(target.dim, target.terms)
         self._predictors: dict[bool, Callable] = {}  # of the prior and of the posterior, at the fit's data
 
     @property
@@ -51,12 +51,27 @@ class Draws:
             kept: how many xi are kept beside the weights, at least; all where it is None. Tens of thousands
                 of draws in as many dimensions would fill a memory.
         """
+        if self._target.stream is not None:
+            return self._weigh_rows(key, min(n, self._target.stream.draws))
         nothing = np.empty((0, self._target.dim), jnp.result_type(float))
         parts = []
         for start, chunk_key in zip(range(0, n, self._chunk), self._keys(key, n), strict=True):
             part = weigh_chunk(self._guide, self._target, chunk_key, self._chunk)
             parts.append(part if kept is None or start < kept else part._replace(xi=nothing))
         return _join(parts, n)
+
+    def _weigh_rows(self, key: PRNGKeyArray, n: int) -> Weighed:
+        """Draws weighed on all rows, in one pass over them."""
+        keys = self._keys(key, n)
+        drawn = _join([_draw(self._guide, chunk_key, self._chunk) for chunk_key in keys], n)
+        return Weighed(drawn.xi, self._over_all_rows(drawn.xi), drawn.log_q)
+
+    def _over_all_rows(self, xi: np.ndarray) -> Float[np.ndarray, " n"]:
+        """log pi, its likelihood summed in double precision."""
+        mode = np.asarray(self._target.data.get("mode", jnp.zeros(self._target.dim)))
+        prior = _over_rows(lambda rows: _log_prior(self._target, rows), xi, self._chunk)
+        offset = self._target.offset or self._target.stream.derivatives(mode, second=False).value
+        return np.asarray(prior, float) + self._target.stream.excess(xi, mode) + offset
 
     def evidence(self, xi: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """log q(xi) by inverting the guide; in chunks of the size that diagnostics have compiled."""
@@ -74,6 +89,8 @@ class Draws:
 
     def log_density(self, xi: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """log pi(xi) on the full data."""
+        if self._target.stream is not None:
+            return self._over_all_rows(xi)
         return _over_rows(lambda rows: _log_density(self._target, rows), xi, self._chunk)
 
     def stages(self, key: PRNGKeyArray, n: int) -> Float[np.ndarray, "stages n dim"]:
@@ -117,6 +134,17 @@ def _across(draw: Callable, *, prior: bool) -> Callable:
 @compiled
 def _propose(guide: Guide, key: PRNGKeyArray, chunk: int) -> Float[Array, "chunk dim"]:
     return guide.sample(key, (chunk,))
+
+
+@compiled
+def _draw(guide: Guide, key: PRNGKeyArray, chunk: int) -> Draw:
+    return jax.vmap(guide.draw)(jax.random.split(key, chunk))
+
+
+@compiled
+def _log_prior(target: Target, xi: Float[Array, "chunk dim"]) -> Float[Array, " chunk"]:
+    few = jax.tree.map(lambda values: values[:1], target.data["rows"])
+    return jax.vmap(lambda xi: target.stream.prior(xi, few))(xi)
 
 
 @compiled

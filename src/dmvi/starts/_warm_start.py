@@ -158,15 +158,18 @@ def gaussian_vi(
     affine: AnyAffine, params: dict[str, Array], target: Target, key: PRNGKeyArray
 ) -> tuple[AnyAffine, dict[str, Array], Float[Array, " candidates"]]:
     """One stage of Gaussian VI for stacked candidates, rebased on what it found, and their ELBOs."""
+    return jax.vmap(lambda affine, params: improved(affine, params, target, key, SETTINGS))(affine, params)
 
-    def one(affine: AnyAffine, params: dict[str, Array]):
-        model = eqx.tree_at(lambda t: t.params, target, params)
-        start = Trained(Gaussian(affine=affine, dim=affine.dim), params)
-        state = initial_state(start, SETTINGS)
-        state = state._replace(cooldown=jnp.asarray(STAGE_STEPS - SETTINGS.cooldown_steps, jnp.int32))
-        state, seen = run_chunk(state, start, model, SETTINGS, key)
-        end = start.with_flat(state.flat)
-        assert isinstance(end.guide, Gaussian)
-        return end.guide.affine.rebased(), end.params, jnp.mean(seen.log_weights[-JUDGED_STEPS:])
 
-    return jax.vmap(one)(affine, params)
+def improved(
+    affine: AnyAffine, params: dict[str, Array], target: Target, key: PRNGKeyArray, settings: Settings
+) -> tuple[AnyAffine, dict[str, Array], Float[Array, ""]]:
+    """One stage of Gaussian VI, a chunk that ends annealed, rebased on what it found, and its ELBO."""
+    model = eqx.tree_at(lambda t: t.params, target, params)
+    start = Trained(Gaussian(affine=affine, dim=affine.dim), params)
+    state = initial_state(start, settings)
+    state = state._replace(cooldown=jnp.asarray(settings.chunk - settings.cooldown_steps, jnp.int32))
+    state, seen = run_chunk(state, start, model, settings, key)
+    end = start.with_flat(state.flat)
+    assert isinstance(end.guide, Gaussian)
+    return end.guide.affine.rebased(), end.params, jnp.mean(seen.log_weights[-JUDGED_STEPS:])

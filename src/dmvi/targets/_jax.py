@@ -1,6 +1,7 @@
 """A JAX log-density over any pytree as a Target."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from dmvi._errors import InputError
 from dmvi.targets._checks import NUM_STARTS, check_search, explain_failure, find_start
 from dmvi.targets._coordinates import Coordinates
 from dmvi.targets._target import Batch, Target
+
+Density = Callable[[Array, dict[str, Array], Batch], Array]
 
 
 def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Target:
@@ -35,6 +38,64 @@ def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Targ
     """
     if not callable(log_density):
         raise InputError(f"The log-density has to be a function, got a {type(log_density).__name__}.")
+    point = read_point(init)
+    density = point.density(log_density)
+    try:
+        with jax.default_matmul_precision("highest"):
+            search = jax.jit(find_start, static_argnums=(0, 2))(
+                lambda xi: (density(xi, {}, None), jnp.zeros((0,), int)), point.trial_points(), 0
+            )
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's own code raises is told as a fault of function or init
+        raise explain_failure(error, log_density, "init", point.leaves) from error
+    check_search(search)
+    return bare_target(point.coordinates, density, point.start)
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """The structure of a log-density's argument.
+
+    Attributes:
+        structure: of the pytree.
+        leaves: its values by name.
+        coordinates: where each of them lies in xi.
+        origin: xi at these values.
+    """
+
+    structure: Any
+    leaves: dict[str, Array]
+    coordinates: Coordinates
+    origin: Array
+
+    def density(self, log_density: Callable[[Any], ArrayLike]) -> Density:
+        """log pi as a function of xi."""
+
+        def density(xi: Array, params: dict[str, Array], batch: Batch) -> Array:
+            point = jax.tree.unflatten(self.structure, self.coordinates.split(xi).values())
+            return _as_scalar(log_density(point), xi.dtype)
+
+        return density
+
+    def start(self, key: PRNGKeyArray) -> Array:
+        """A random start around `init`."""
+        key_distance, key_direction = jax.random.split(key)
+        distance = 10.0 ** -jax.random.uniform(key_distance, maxval=2.0)
+        direction = jax.random.normal(key_direction, self.origin.shape, self.origin.dtype)
+        return self.origin + distance * direction
+
+    def trial_points(self) -> Array:
+        """Starts for the check, init first; from NumPy, as compiling JAX's generator takes longer."""
+        generator = np.random.default_rng(0)
+        distance = 10.0 ** -generator.uniform(0.0, 2.0, (NUM_STARTS, 1))
+        distance[0] = 0.0
+        directions = generator.standard_normal((NUM_STARTS, self.origin.size))
+        return jnp.asarray((np.asarray(self.origin)[None] + distance * directions).astype(self.origin.dtype))
+
+
+def read_point(init: Any) -> Point:
+    """The names and shapes in `init`."""
     paths, structure = jax.tree_util.tree_flatten_with_path(init)
     leaves = {_leaf_name(path): _leaf_value(_leaf_name(path), leaf) for path, leaf in paths}
     if len(leaves) < len(paths):
@@ -42,33 +103,12 @@ def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Targ
     coordinates = Coordinates({name: leaf.shape for name, leaf in leaves.items()})
     if coordinates.dim == 0:
         raise InputError("init holds no numbers; give a point the log-density can be evaluated at.")
-    origin = jnp.concatenate([leaf.ravel() for leaf in leaves.values()])
-
-    def density(xi: Array, params: dict[str, Array], batch: Batch) -> Array:
-        point = jax.tree.unflatten(structure, coordinates.split(xi).values())
-        return _as_scalar(log_density(point), xi.dtype)
-
-    def start(key: PRNGKeyArray) -> Array:
-        key_distance, key_direction = jax.random.split(key)
-        distance = 10.0 ** -jax.random.uniform(key_distance, maxval=2.0)
-        return origin + distance * jax.random.normal(key_direction, origin.shape, origin.dtype)
-
-    try:
-        with jax.default_matmul_precision("highest"):
-            search = jax.jit(find_start, static_argnums=(0, 2))(
-                lambda xi: (density(xi, {}, None), jnp.zeros((0,), int)), _starts(origin), 0
-            )
-    except InputError:
-        raise
-    except Exception as error:  # whatever the user's own code raises is told as a fault of function or init
-        raise explain_failure(error, log_density, "init", leaves) from error
-    check_search(search)
-    return bare_target(coordinates, density, start)
+    return Point(structure, leaves, coordinates, jnp.concatenate([leaf.ravel() for leaf in leaves.values()]))
 
 
 def bare_target(
     coordinates: Coordinates,
-    density: Callable[[Array, dict[str, Array], Batch], Array],
+    density: Density,
     start: Callable[[PRNGKeyArray], Array],
     hessian: Callable[[Array], Array] | None = None,
 ) -> Target:
@@ -124,12 +164,3 @@ def _as_scalar(value: Any, dtype: Any) -> Array:
             f"{jnp.result_type(value)}; sum independent terms with jnp.sum."
         )
     return jnp.asarray(value, dtype)
-
-
-def _starts(origin: Array) -> Array:
-    """Starts for the check, init itself first; from NumPy, as compiling JAX's generator takes longer."""
-    generator = np.random.default_rng(0)
-    distance = 10.0 ** -generator.uniform(0.0, 2.0, (NUM_STARTS, 1))
-    distance[0] = 0.0
-    directions = generator.standard_normal((NUM_STARTS, origin.size))
-    return jnp.asarray((np.asarray(origin)[None] + distance * directions).astype(origin.dtype))

@@ -1,6 +1,6 @@
 """A NumPyro model as a Target."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from dmvi.targets._arguments import Arguments, describe_nonfinite, read_argument
 from dmvi.targets._checks import NUM_STARTS, Search, check_search, explain_failure, find_start
 from dmvi.targets._numpyro_predictive import constant_data, predictive
 from dmvi.targets._numpyro_program import Program, trace_prior
-from dmvi.targets._numpyro_sites import read_sites, unconstrained_param
+from dmvi.targets._numpyro_sites import Sites, read_sites, unconstrained_param
 from dmvi.targets._subsets import draw_without_replacement
 from dmvi.targets._target import Batch, Target
 
@@ -47,20 +47,21 @@ def from_numpyro(model: Callable, args: tuple = (), data: dict[str, Any] | None 
     arguments = read_arguments(model, args, {} if data is None else data)
     try:
         try:
-            program, probe = _probe(model, arguments)
+            program, probe = probe_program(model, arguments)
         except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError):
             # A NumPy array cannot be indexed by a plate's traced indices, as in y[idx]. A JAX array can, but
             # a model that computes sizes from it, as in int(group.max()), fails: hence the order.
-            program, probe = _probe(model, arguments.on_jax())
+            program, probe = probe_program(model, arguments.on_jax())
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
         raise explain_failure(error, model, "data", arguments.named) from error
-    _check(program, probe, describe_nonfinite(arguments.named))
-    return _as_target(program, probe)
+    check_probe(program, probe, describe_nonfinite(arguments.named))
+    observed = {name: np.asarray(value) for name, value in probe.observed.items()}
+    return program_target(program, probe.params, observed, constant_data(program, observed))
 
 
-class _Probe(NamedTuple):
+class Probe(NamedTuple):
     """What one compiled run tells about a model."""
 
     params: dict[str, Any]
@@ -68,31 +69,31 @@ class _Probe(NamedTuple):
     search: Search
 
 
-def _probe(model: Callable, arguments: Arguments) -> tuple[Program, _Probe]:
+def probe_program(model: Callable, arguments: Arguments) -> tuple[Program, Probe]:
     """Read the structure of the model and look for a usable start, in one compilation."""
     programs = []
 
-    def run(key: PRNGKeyArray) -> _Probe:
+    def run(key: PRNGKeyArray) -> Probe:
         trace, plates = trace_prior(model, arguments, key)
         program = Program(model, arguments, read_sites(trace, plates))
         programs.append(program)
         params = {name: unconstrained_param(trace[name]) for name in program.sites.params}
         observed = {name: trace[name]["value"] for name in program.sites.observed}
-        search = find_start(lambda xi: program.probe(xi, params), _starts(program), len(observed))
-        return _Probe(params, observed, search)
+        search = find_start(lambda xi: program.probe(xi, params), trial_points(program.sites), len(observed))
+        return Probe(params, observed, search)
 
     with jax.default_matmul_precision("highest"):
         probe = jax.jit(run)(jax.random.key(0))
     return programs[-1], probe
 
 
-def _starts(program: Program) -> Array:
+def trial_points(sites: Sites) -> Array:
     """Starts for the check, from NumPy: compiling JAX's generator takes longer than the rest of the check."""
-    shape = (NUM_STARTS, program.sites.coordinates.dim)
+    shape = (NUM_STARTS, sites.coordinates.dim)
     return jnp.asarray(np.random.default_rng(0).uniform(-RADIUS, RADIUS, shape), jnp.result_type(float))
 
 
-def _check(program: Program, probe: _Probe, bad_data: dict[str, str]) -> None:
+def check_probe(program: Program, probe: Probe, bad_data: dict[str, str]) -> None:
     """Raise an InputError that says why no start is usable, if none is."""
     for name, value in probe.params.items():
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(value)):
@@ -101,15 +102,20 @@ def _check(program: Program, probe: _Probe, bad_data: dict[str, str]) -> None:
             )
     if probe.search.usable:
         return
-    finite = jax.jit(jax.vmap(lambda xi: program.is_finite(xi, probe.params)))(_starts(program))
+    finite = jax.jit(jax.vmap(lambda xi: program.is_finite(xi, probe.params)))(trial_points(program.sites))
     nonfinite = [name for name, is_finite in finite.items() if not is_finite.any()]
     counts = zip(program.sites.observed, probe.search.outside, strict=True)
     check_search(probe.search, {name: int(n) for name, n in counts if n}, nonfinite, bad_data)
 
 
-def _as_target(program: Program, probe: _Probe) -> Target:
+def program_target(
+    program: Program,
+    params: dict[str, Any],
+    observed: Mapping[str, np.ndarray],
+    constant: Mapping[str, np.ndarray],
+) -> Target:
+    """The target of a program; its arguments may be traced."""
     sites = program.sites
-    observed = {name: np.asarray(value) for name, value in probe.observed.items()}
 
     def draw_batch(key: PRNGKeyArray) -> Batch:
         keys = jax.random.split(key, len(sites.plates))
@@ -121,7 +127,7 @@ def _as_target(program: Program, probe: _Probe) -> Target:
     return Target(
         dim=sites.coordinates.dim,
         names=sites.coordinates.labels,
-        params=probe.params,
+        params=params,
         observed=observed,
         dims=sites.dims,
         data_size=sites.data_size,
@@ -133,6 +139,6 @@ def _as_target(program: Program, probe: _Probe) -> Target:
         _start=lambda key: jax.random.uniform(key, (sites.coordinates.dim,), minval=-RADIUS, maxval=RADIUS),
         _draw_batch=draw_batch if sites.plates else lambda key: None,
         _unpack=sites.coordinates.split,
-        constant=constant_data(program, observed),
-        _predictive=lambda data: predictive(program, probe.params, data),
+        constant=constant,
+        _predictive=lambda data: predictive(program, params, data),
     )

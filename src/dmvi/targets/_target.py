@@ -1,5 +1,6 @@
 """The contract between a model and everything downstream."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -43,6 +44,10 @@ class _Record(Mapping[str, Any]):
 _NOTHING = _Record({})
 
 
+def _record(values: Mapping[str, Any]) -> _Record:
+    return values if isinstance(values, _Record) else _Record(values)
+
+
 class Target(eqx.Module):
     r"""An unnormalised log-density on R^dim with the way back to the model's own variables.
 
@@ -62,13 +67,17 @@ class Target(eqx.Module):
         coords: labels along the dimensions named in `dims`, for ArviZ.
         constant: data that are not random variables, for ArviZ.
         exports_likelihood: whether draws in ArviZ's form have the pointwise log-likelihood beside them.
+        stream: the rows of data that are gone through in batches (`dmvi.targets.Stream`), where they are.
+        offset: a constant left out of `log_density`, which would swamp single precision.
+        data: arrays that the density takes anew at each call, where targets differ in their data alone and
+            share every compiled program (`dmvi.targets.family`); None where the data are part of the density.
     """
 
     dim: int = eqx.field(static=True)
     names: tuple[str, ...] = eqx.field(static=True)
     params: dict[str, Array]
-    observed: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_Record)
-    dims: Mapping[str, tuple[str, ...]] = eqx.field(static=True, converter=_Record)
+    observed: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_record)
+    dims: Mapping[str, tuple[str, ...]] = eqx.field(static=True, converter=_record)
     data_size: int | None = eqx.field(static=True)
     subsampled: bool = eqx.field(static=True)
     _log_density: Callable[[Array, dict[str, Array], Batch], Array] = eqx.field(static=True)
@@ -80,10 +89,14 @@ class Target(eqx.Module):
     _unpack: Callable[[Array], dict[str, Array]] | None = eqx.field(static=True, default=None)
     _hessian: Callable[[Array], Array] | None = eqx.field(static=True, default=None)
     _export: Callable[[Any], Any] | None = eqx.field(static=True, default=None)
-    coords: Mapping[str, Any] = eqx.field(static=True, converter=_Record, default=_NOTHING)
-    constant: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_Record, default=_NOTHING)
+    coords: Mapping[str, Any] = eqx.field(static=True, converter=_record, default=_NOTHING)
+    constant: Mapping[str, np.ndarray] = eqx.field(static=True, converter=_record, default=_NOTHING)
     exports_likelihood: bool = eqx.field(static=True, default=True)
     _predictive: Callable[[Mapping[str, Any] | None], Predict] | None = eqx.field(static=True, default=None)
+    data: Any = None
+    _bind: Callable[[Any], "Target"] | None = eqx.field(static=True, default=None)
+    stream: Any = eqx.field(static=True, default=None)
+    offset: float = eqx.field(static=True, default=0.0)
 
     def __hash__(self) -> int:
         return id(self)  # so that jax.jit takes the methods below
@@ -99,7 +112,7 @@ class Target(eqx.Module):
         Matrix products run at highest precision: TF32 moves a log-density by 0.01 nats.
         """
         with jax.default_matmul_precision("highest"):
-            return self._log_density(xi, self.params, batch)
+            return self._bound()._log_density(xi, self.params, batch)
 
     def hessian(self, xi: Float[Array, " dim"]) -> Float[Array, "dim dim"]:
         """Second derivatives of log pi at xi; by differences where the density has first ones only."""
@@ -107,15 +120,15 @@ class Target(eqx.Module):
 
     def constrain(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
         """The model's variables at xi: every latent and deterministic site by name."""
-        return self._constrain(xi, self.params)
+        return self._bound()._constrain(xi, self.params)
 
     def constrained_params(self) -> dict[str, Array]:
         """The generative parameters psi on their own supports."""
-        return self._constrain_params(self.params)
+        return self._bound()._constrain_params(self.params)
 
     def log_likelihood(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
         """Pointwise log-likelihood of each observed site on the full data."""
-        return self._log_likelihood(xi, self.params)
+        return self._bound()._log_likelihood(xi, self.params)
 
     def unpack(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
         """The unconstrained coordinates of each latent site by name, before `constrain` maps them."""
@@ -134,13 +147,14 @@ class Target(eqx.Module):
         Returns:
             (key, xi, params) -> sites by name; where xi is None, latents come from their prior.
         """
-        if self._predictive is None:
+        draw = self._bound()._predictive
+        if draw is None:
             raise InputError(
                 "This target does not say how observations come about, so there are no predictive draws. "
                 "Write a log-density with NumPyro primitives to get them; for a PyMC model call "
                 "pm.sample_posterior_predictive(posterior.to_arviz(), model=model)."
             )
-        return self._predictive(data)
+        return draw(data)
 
     def start(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
         """A random starting point; not every one need have a finite density."""
@@ -161,6 +175,23 @@ class Target(eqx.Module):
         from dmvi.targets._bridgestan import from_bridgestan
 
         return from_bridgestan(model, seed=seed)
+
+    @property
+    def terms(self) -> int | None:
+        """Number of observations that one evaluation of `log_density` goes through."""
+        if self.stream is None:
+            return self.data_size
+        return len(jax.tree.leaves(self.data["rows"])[0])
+
+    def shared(self) -> "Target":
+        """The target without the labels of its own data: equal, as compiled code sees it, in a family."""
+        if self.data is None:
+            return self
+        return dataclasses.replace(self, observed=_NOTHING, constant=_NOTHING)
+
+    def _bound(self) -> "Target":
+        """The target with `data` closed over, whose functions are then its own."""
+        return self if self._bind is None else self._bind(self.data)
 
     def draw_batch(self, key: PRNGKeyArray) -> Batch:
         """Indices of one minibatch, or None when the density uses the full data."""

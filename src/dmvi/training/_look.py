@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
+from scipy.special import logsumexp
 
 from dmvi.guides._guide import Guide
 from dmvi.objectives._weights import chunk_keys, chunk_size, weigh_chunk
@@ -16,10 +17,11 @@ USABLE = 0.9  # share of finite weights below which a guide counts as broken
 
 
 class Look(NamedTuple):
-    """An estimate of the ELBO and its standard error."""
+    """An estimate of the ELBO, its standard error, and log Z - ELBO as far as the same draws show it."""
 
     elbo: float
     error: float
+    gap: float = 0.0
 
     @classmethod
     def at(cls, log_weights: Float[np.ndarray, " n"]) -> "Look":
@@ -27,7 +29,9 @@ class Look(NamedTuple):
         finite = log_weights[np.isfinite(log_weights)]
         if finite.size <= USABLE * log_weights.size or finite.size == 0:
             return cls(-np.inf, 0.0)
-        return cls(float(finite.mean()), float(finite.std() / np.sqrt(finite.size)))
+        mean = float(finite.mean())
+        gap = float(logsumexp(finite - mean) - np.log(finite.size))
+        return cls(mean, float(finite.std() / np.sqrt(finite.size)), gap)
 
 
 def look_back(seen: Seen) -> Look | None:
@@ -39,6 +43,6 @@ def look_back(seen: Seen) -> Look | None:
 
 def look_at(guide: Guide, target: Target, key: PRNGKeyArray) -> Look:
     """The ELBO of `guide` on LOOK_DRAWS fresh draws."""
-    chunk = chunk_size(target.dim, target.data_size)
+    chunk = chunk_size(target.dim, target.terms)
     parts = [weigh_chunk(guide, target, part, chunk) for part in chunk_keys(key, LOOK_DRAWS, chunk)]
     return Look.at(np.concatenate([part.log_w for part in parts]))

@@ -2,25 +2,28 @@
 
 import contextlib
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from dmvi._compile import compiled
-from dmvi._random import children
+from dmvi._errors import InputError
+from dmvi._random import children, seed_of
 from dmvi._run import Status
 from dmvi.guides._guide import Guide
-from dmvi.targets._target import Target
+from dmvi.targets._target import Batch, Target
+from dmvi.training._course import Budget, Course, Kept
+from dmvi.training._feed import Feed
 from dmvi.training._look import Look, look_at, look_back
 from dmvi.training._progress import Progress
 from dmvi.training._state import Seen, Settings, State, Trained, initial_state, run_chunk
-from dmvi.training._stopping import TOLERANCE, Plateau
 
-COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
-STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
-MAX_RETURNS = 3
 OPENING = 8  # steps that hardly move the guide yet, so that their draws tell what it was like before
 ROUGHLY = 60  # draws from which they do
 
@@ -29,18 +32,11 @@ compiled_start = compiled(initial_state)
 
 @compiled
 def compiled_chunk(
-    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
+    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray, batches: Batch
 ) -> tuple[State, Trained, Seen]:
     """A chunk of steps and what it has trained."""
-    state, seen = run_chunk(state, trained, target, settings, key)
+    state, seen = run_chunk(state, trained, target, settings, key, batches)
     return state, trained.with_flat(state.flat), seen
-
-
-class Budget(NamedTuple):
-    """How long training may go on: steps, of which the last `cooldown_steps` anneal, and a clock time."""
-
-    steps: int
-    deadline: float | None
 
 
 class Outcome(NamedTuple):
@@ -56,6 +52,13 @@ class Outcome(NamedTuple):
     state: State
 
 
+class Snapshot(NamedTuple):
+    """A training run between two chunks: everything it needs to go on exactly as if it had never stopped."""
+
+    arrays: dict[str, np.ndarray]
+    record: dict[str, Any]
+
+
 class Trainer:
     """One training run, from a guide's start to its best.
 
@@ -67,6 +70,8 @@ class Trainer:
         key: random key; the same one as before continues the same random numbers.
         progress: told of every look.
         state: where an earlier run ended, to go on from; None begins anew.
+        snapshot: where this very run was interrupted; then `guide` gives no more than the structure.
+        watch: called after every chunk.
     """
 
     def __init__(
@@ -79,119 +84,121 @@ class Trainer:
         key: PRNGKeyArray,
         progress: Progress,
         state: State | None = None,
+        snapshot: Snapshot | None = None,
+        watch: Callable[["Trainer"], None] = lambda trainer: None,
     ):
-        self._target, self._settings, self._budget, self._progress = target, settings, budget, progress
+        self._target, self._settings, self._progress = target, settings, progress
         self._step_key, self._look_key = children(key, 2)
         self._trained = Trained(guide, target.params)
-        self._state = compiled_start(self._trained, settings) if state is None else _resumed(state)
-        self._looks: list[Look] = []
-        self._look_steps: list[int] = []
-        self._returns = 0
-        self._steered = settings.objective.caution is None  # by the ELBO of looks
-        self._chunk_seconds = 0.0
+        self._state = compiled_start(self._trained, settings) if state is None else state
         self._fresh = state is None
-        self._start = self._best = (self._trained, Look(-np.inf, 0.0))
+        self._watch = watch
+        self._feed = Feed(target.stream, settings.chunk, seed_of(self._step_key)[-1])
+        # What the start is like the first chunk will tell.
+        unseen = Kept(self._trained, Look(-np.inf, 0.0))
+        self._course = Course(unseen, int(self._state.step), settings, budget)
+        if snapshot is not None:
+            self._recall(snapshot)
 
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
-        status = Status.INTERRUPTED
         with contextlib.suppress(KeyboardInterrupt):
-            status = self._anneal(self._explore())
-        return self._outcome(status)
+            while not self._course.done:
+                self._advance()
+        self._feed.close()
+        return self._outcome()
 
-    def _explore(self) -> Status:
-        """Full learning rate until the plateau or until only the cooldown fits in the budget."""
-        plateau = Plateau()
-        last = self._budget.steps - self._settings.cooldown_steps
-        while int(self._state.step) + self._settings.chunk <= last:
-            look = self._advance()
-            if self._returns > MAX_RETURNS:
-                return Status.STEP_LIMIT  # too wild for the full rate: let the rate fall
-            if self._steered and plateau.reached(look.elbo, look.error):
-                return Status.CONVERGED
-            if self._out_of_time(self._settings.cooldown_steps):
-                return Status.TIME_LIMIT
-        return Status.STEP_LIMIT
-
-    def _anneal(self, status: Status) -> Status:
-        """Let the learning rate fall to zero."""
-        self._state = self._state._replace(cooldown=self._state.step)
-        end = int(self._state.step) + self._settings.cooldown_steps
-        while int(self._state.step) < end:
-            if self._out_of_time(0):
-                return Status.TIME_LIMIT
-            self._advance(end)
-        return status
-
-    def _advance(self, end: int | None = None) -> Look:
+    def _advance(self) -> None:
+        """One chunk, a look at what it has led to, and the consequences."""
         began = time.perf_counter()
         skipped = int(self._state.skipped)
+        state = self._state._replace(cooldown=np.asarray(self._course.cooldown, np.int32))
         self._state, self._trained, seen = compiled_chunk(
-            self._state, self._trained, self._target, self._settings, self._step_key
+            state,
+            self._trained,
+            self._target,
+            self._settings,
+            self._step_key,
+            self._feed.take(int(state.step)),
         )
-        if not self._looks:
-            self._start = self._best = (self._start[0], self._look_before(seen))
+        if not self._course.looks:
+            self._course.open(self._look_before(seen))
         look = self._look(seen)
-        self._chunk_seconds = time.perf_counter() - began
-        step = int(self._state.step)
-        self._looks.append(look)
-        self._look_steps.append(step)
-        stalled = int(self._state.skipped) - skipped > STALLED * self._settings.chunk
-        if look.elbo >= self._best[1].elbo:
-            self._best = (self._trained, look)
-        if self._steered and (stalled or look.elbo < self._best[1].elbo - COLLAPSE):
-            self._returns += 1
+        step, skipped = int(self._state.step), int(self._state.skipped) - skipped
+        seconds = time.perf_counter() - began
+        if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
-        self._progress.update(step, end or self._budget.steps, look.elbo)
-        return look
+        self._progress.update(step, self._course.limit, look.elbo + self._target.offset)
+        self._watch(self)
+
+    @property
+    def done(self) -> bool:
+        """Whether training has come to its end."""
+        return self._course.done
+
+    def snapshot(self) -> Snapshot:
+        """Where the run stands."""
+        arrays, record = self._course.memory()
+        trees = {
+            "trained": self._trained,
+            "start": self._course.start.guide,
+            "best": self._course.best.guide,
+            "state": self._state,
+        }
+        for name, tree in trees.items():
+            leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+            arrays |= {f"{name}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        arrays["look_key"] = np.asarray(jr.key_data(self._look_key))
+        return Snapshot(arrays, record)
+
+    def _recall(self, snapshot: Snapshot) -> None:
+        arrays = snapshot.arrays
+        start, best = filled(self._trained, arrays, "start"), filled(self._trained, arrays, "best")
+        self._trained, self._state = (
+            filled(self._trained, arrays, "trained"),
+            filled(self._state, arrays, "state"),
+        )
+        self._look_key = jr.wrap_key_data(jnp.asarray(arrays["look_key"]), impl=jr.key_impl(self._look_key))
+        self._course.recall(arrays, snapshot.record, start, best)
 
     def _look(self, seen: Seen) -> Look:
         """At the chunk's own draws, fresh ones where they are few; with minibatches they have to do."""
-        if self._target.subsampled:
+        if self._target.subsampled and self._target.stream is None:
             return Look.at(np.asarray(seen.log_weights, float).ravel())
-        look = look_back(seen)
+        look = None if self._target.subsampled else look_back(seen)
         return self._look_closely(self._trained) if look is None else look
 
     def _look_before(self, seen: Seen) -> Look:
         """At the start as the opening of the first chunk saw it, or closely where that tells too little."""
         own = np.asarray(seen.own)[:OPENING]
         if self._target.subsampled or not self._fresh or own.sum() < ROUGHLY:
-            return self._look_closely(self._start[0])
+            return self._look_closely(self._course.start.guide)
         return Look.at(np.asarray(seen.log_weights, float)[:OPENING][own])
 
     def _look_closely(self, trained: Trained) -> Look:
-        """At fresh draws on the full data, the same noise every time."""
+        """At fresh draws on the full data, or a large part of it, the same noise every time."""
         model = eqx.tree_at(lambda t: t.params, self._target, trained.params)
         return look_at(trained.guide, model, self._look_key)
 
     def _return_to_best(self) -> None:
         """Go on from the best look, fresh optimiser, half the rate: training has broken the guide."""
-        self._trained = self._best[0]
+        self._trained = self._course.best.guide
         fresh = compiled_start(self._trained, self._settings)
         self._state = self._state._replace(
             flat=fresh.flat, optimizer=fresh.optimizer, damping=0.5 * self._state.damping
         )
 
-    def _out_of_time(self, steps_left: int) -> bool:
-        if self._budget.deadline is None:
-            return False
-        left = steps_left / self._settings.chunk * self._chunk_seconds
-        return time.perf_counter() + left >= self._budget.deadline
-
-    def _outcome(self, status: Status) -> Outcome:
-        trained = self._kept() if self._steered and self._looks else self._trained
-        if 2 * int(self._state.skipped) > int(self._state.step):
-            status = Status.DIVERGED
-        elif trained is self._start[0] and status is not Status.INTERRUPTED:
-            status = Status.WARM_START
+    def _outcome(self) -> Outcome:
+        course, step, skipped = self._course, int(self._state.step), int(self._state.skipped)
+        trained = course.chosen(self._trained, None if self._target.subsampled else self._look_closely)
         return Outcome(
             trained.guide,
             trained.params,
-            status,
-            int(self._state.step),
-            int(self._state.skipped),
-            np.array([look.elbo for look in self._looks]),
-            np.array(self._look_steps, int),
+            course.reason(trained, step, skipped),
+            step,
+            skipped,
+            np.array([look.elbo for look in course.looks]),
+            np.array(course.look_steps, int),
             self._left_behind(trained),
         )
 
@@ -223,6 +230,11 @@ class Trainer:
         return self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
 
 
-def _resumed(state: State) -> State:
-    """`state` at the full learning rate."""
-    return state._replace(cooldown=np.asarray(np.iinfo(np.int32).max, np.int32))
+def filled(tree: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
+    """`tree` with its arrays, in order, replaced by those called name/0, name/1, ..."""
+    old, rest = eqx.partition(tree, eqx.is_array)
+    leaves, structure = jax.tree.flatten(old)
+    new = [arrays[f"{name}/{i}"] for i in range(len(leaves))]
+    if [(leaf.shape, leaf.dtype) for leaf in leaves] != [(leaf.shape, leaf.dtype) for leaf in new]:
+        raise InputError("the checkpoint holds arrays of other shapes than this fit's.")
+    return eqx.combine(jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in new]), rest)

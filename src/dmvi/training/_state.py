@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dmvi.guides._guide import Guide, trainable
 from dmvi.objectives._objective import Objective
-from dmvi.targets._target import Target
+from dmvi.targets._target import Batch, Target
 
 WARM_UP = 100
 
@@ -95,7 +95,12 @@ def initial_state(trained: Trained, settings: Settings) -> State:
 
 
 def run_chunk(
-    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
+    state: State,
+    trained: Trained,
+    target: Target,
+    settings: Settings,
+    key: PRNGKeyArray,
+    batches: Batch = None,
 ) -> tuple[State, Seen]:
     """`settings.chunk` steps under `lax.scan`, and what their draws showed.
 
@@ -105,17 +110,21 @@ def run_chunk(
         target: what to approximate.
         settings: how to train.
         key: the fit's own; a step's key is folded from its number, so results do not depend on chunks.
+        batches: the minibatch of each step, stacked; None lets the target draw its own.
     """
     return jax.lax.scan(
-        lambda state, _: _step(state, trained, target, settings, key), state, None, length=settings.chunk
+        lambda state, batch: _step(state, trained, target, settings, key, batch),
+        state,
+        batches,
+        length=settings.chunk,
     )
 
 
 def _step(
-    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray
+    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray, batch: Batch
 ) -> tuple[State, Seen]:
     keys = jr.split(jr.fold_in(key, state.step), settings.particles + 1)
-    batch = target.draw_batch(keys[-1])
+    batch = target.draw_batch(keys[-1]) if batch is None else batch
 
     def loss(flat):
         now = trained.with_flat(flat)

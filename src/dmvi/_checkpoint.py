@@ -1,0 +1,190 @@
+"""Checkpoints: a fit that is interrupted goes on, bit for bit, when the same call is made again."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from dmvi._errors import InputError
+from dmvi._recipes import describe_base, guide_from
+from dmvi.guides import Guide, GuideRecipe
+from dmvi.posterior import digest, library_versions
+from dmvi.posterior._container import read, write
+from dmvi.targets import Derivatives, Target, anchored_at
+from dmvi.training import Snapshot, Trainer
+
+FILE = "training.dmvi"
+PROBED = 2  # points at which the log-density must be the same
+AGREE = 1e-4  # relative
+_FREE = ("time_limit",)  # settings that may differ from call to call
+
+
+class Found(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+        guide: the structure of the guide; the numbers are in the snapshot.
+        warm_start: name of the start that won.
+        seconds: how long the fit had run.
+        snapshot: where training stood.
+        target: the target, with control variates where it had them.
+    """
+
+    guide: Guide
+    warm_start: str
+    seconds: float
+    snapshot: Snapshot
+    target: Target
+
+
+class Checkpoint:
+    """A folder in which a fit is saved, every so many seconds, on SIGTERM and at its end.
+
+    Used as a context: on SIGTERM training is saved after the chunk of steps that is running, and the process
+    ends with status 143; before training there is nothing to save, and it ends at once.
+
+    Args:
+        folder: where; made where it is not there.
+        every: seconds between two saves.
+        target: the model.
+        settings: how the fit is made; a checkpoint made otherwise is refused.
+        began: clock time, by `time.perf_counter`, at which the fit began.
+    """
+
+    def __init__(
+        self, folder: str | Path, every: float, target: Target, settings: Mapping[str, Any], began: float
+    ):
+        self._path, self._every, self._began = _folder(folder) / FILE, _interval(every), began
+        self._target = target
+        self._settings = {name: value for name, value in settings.items() if name not in _FREE}
+        self._saved = time.monotonic()
+        self._warm_start: str | None = None
+        self._base: dict[str, int] = {}
+        self._anchor: dict[str, np.ndarray] = {}
+        self._offset = 0.0
+        self._terminated = False
+        self._before: Any = None
+
+    def __enter__(self) -> "Checkpoint":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._terminated = True
+        if self._warm_start is None:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def found(self, recipe: GuideRecipe) -> Found | None:
+        """What an earlier call has left, if it was the same call.
+
+        Raises:
+            InputError: if it was a call with another model, data or version, and says in what they differ.
+        """
+        if not self._path.exists():
+            return None
+        arrays, record = read(self._path)
+        reason = self._difference(arrays, record)
+        if reason is not None:
+            raise InputError(
+                f"the checkpoint in {str(self._path.parent)!r} is of another fit: {reason}. Make the call it "
+                "was made with, or give another folder, or delete this one to begin anew."
+            )
+        guide = guide_from(recipe, record["base"], self._target.dim)
+        target = self._target
+        if "anchor" in arrays:
+            mode, slope = arrays["anchor"]
+            target = anchored_at(target, mode, Derivatives(record["offset"], slope, None))
+        snapshot = Snapshot(arrays, record["course"])
+        found = Found(guide, record["warm_start"], record["seconds"], snapshot, target)
+        self._began -= found.seconds
+        return found
+
+    def begin(self, warm_start: str, guide: Guide, target: Target) -> None:
+        """From here on there is something to save."""
+        self._warm_start, self._base, self._offset = warm_start, describe_base(guide), target.offset
+        if target.stream is not None and "mode" in target.data:
+            self._anchor = {"anchor": np.stack([target.data["mode"], target.data["slope"]])}
+
+    def watch(self, trainer: Trainer) -> None:
+        """Save where it is time to."""
+        if self._terminated or trainer.done or time.monotonic() - self._saved >= self._every:
+            self._save(trainer)
+        if self._terminated:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _save(self, trainer: Trainer) -> None:
+        arrays, course = trainer.snapshot()
+        record = {
+            "checkpoint": 1,
+            "versions": library_versions(),
+            "names": list(self._target.names),
+            "data": self._data(),
+            "settings": self._settings,
+            "warm_start": self._warm_start,
+            "base": self._base,
+            "offset": self._offset,
+            "seconds": time.perf_counter() - self._began,
+            "course": course,
+        }
+        write(self._path, {**arrays, **self._anchor, "density": self._density()}, record)
+        self._saved = time.monotonic()
+
+    def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:
+        """In what a checkpoint differs from this call; None where it does not."""
+        if record.get("checkpoint") != 1:
+            return "it is no checkpoint of this format"
+        for name, version in library_versions().items():
+            if record["versions"].get(name) != version:
+                return f"it was made with {name} {record['versions'].get(name)}, this is {version}"
+        if record["names"] != list(self._target.names):
+            return "the model has other variables"
+        if record["data"] != self._data():
+            return "the data are not the same"
+        for name in sorted({*record["settings"], *self._settings}):
+            then, now = record["settings"].get(name), self._settings.get(name)
+            if then != now:
+                return f"{name} was {then!r}, and is {now!r}"
+        if not np.allclose(arrays["density"], self._density(), rtol=AGREE, atol=AGREE, equal_nan=True):
+            return "the log-density has other values, so the model or its data have changed"
+        return None
+
+    def _data(self) -> str:
+        if self._target.stream is not None:
+            return self._target.stream.rows.fingerprint()
+        return digest({**self._target.constant, **self._target.observed})
+
+    def _density(self) -> np.ndarray:
+        """log pi at a few fixed points."""
+        points = np.random.default_rng(0).uniform(-1, 1, (PROBED, self._target.dim))
+        points = points.astype(jnp.result_type(float))
+        return np.array([float(self._target.log_density(jnp.asarray(point))) for point in points])
+
+
+def _folder(folder: str | Path) -> Path:
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise InputError(f"checkpoint must be the name of a folder, got {folder!r}.")
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"checkpoint: no folder can be made at {str(path)!r}: {error.strerror}.") from error
+    if not os.access(path, os.W_OK):
+        raise InputError(f"checkpoint: the folder {str(path)!r} cannot be written to.")
+    return path
+
+
+def _interval(every: float) -> float:
+    if isinstance(every, bool) or not isinstance(every, int | float) or not every >= 0:
+        raise InputError(f"checkpoint_every must be a number of seconds, got {every!r}.")
+    return float(every)

@@ -1,0 +1,109 @@
+"""The warm start on more rows than can be gone through often: a mode on some of them, then on all."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+from jaxtyping import PRNGKeyArray
+
+from dmvi._random import children
+from dmvi.guides import anchored
+from dmvi.starts._high_dimension import HIGH_DIMENSION, high_dimensional_start
+from dmvi.starts._laplace import Surface, climb, scale_from_precision
+from dmvi.starts._warm_start import WarmStart, ranked_starts
+from dmvi.targets import Derivatives, Target, anchored_at, prior_target
+from dmvi.training import Progress
+
+SEARCHES = 4
+ITERATIONS = 200  # of a search on the rows held in memory
+PASSES = 15  # over all rows, where the Hessian can be had
+FIRST_ORDER_PASSES = 60  # over all rows, where it cannot
+SHORTER = 4.0  # division of a step that does not climb
+NEAR = 1e-3  # squared sds of the posterior within which a mode counts as found
+
+
+class StreamedStart(NamedTuple):
+    """The warm start, and the target with control variates at the mode it was made at."""
+
+    start: WarmStart
+    target: Target
+
+
+def streamed_start(
+    target: Target, *, full: bool, key: PRNGKeyArray, progress: Progress, control_variates: bool
+) -> StreamedStart:
+    """Laplace at a mode of all rows.
+
+    A search on the rows held in memory leads near; Newton's steps on all rows, each one pass, lead to the
+    mode. Above HIGH_DIMENSION coordinates they are quasi-Newton ones, and the spread is learned from the rows
+    in memory.
+
+    Args:
+        target: a target with a stream.
+        full: full-rank or mean-field.
+        key: random key.
+        progress: told of every pass.
+        control_variates: whether training keeps those of the mode.
+    """
+    progress.note("warm start on some rows")
+    start_key, fit_key = children(key, 2)
+    surface = Surface(target)
+    starts = ranked_starts(target, surface, start_key)[:SEARCHES]
+    mode = max((climb(surface, start, ITERATIONS) for start in starts), key=lambda found: found[1])[0]
+    if target.dim > HIGH_DIMENSION:
+        mode, found = _quasi_newton(target, mode, progress)
+        near = anchored_at(target, mode, found)
+        start = high_dimensional_start(near, key=fit_key, progress=progress)
+        return StreamedStart(start, near if control_variates else target)
+    mode, found, precision = _newton(target, mode, progress)
+    near = anchored_at(target, mode, found)
+    dtype = jnp.result_type(float)
+    scale = scale_from_precision(precision, full=full)
+    affine = anchored(jnp.asarray(mode.astype(dtype)), jnp.asarray(scale.astype(dtype)), full=full)
+    start = WarmStart(affine, "laplace", {})
+    return StreamedStart(start, near if control_variates else target)
+
+
+def _newton(
+    target: Target, mode: np.ndarray, progress: Progress
+) -> tuple[np.ndarray, Derivatives, np.ndarray]:
+    """The mode over all rows, what is known there, and the precision."""
+    prior = Surface(prior_target(target))
+    best: tuple[float, np.ndarray, Derivatives, np.ndarray] | None = None
+    step = np.zeros_like(mode)
+    for number in range(PASSES):
+        progress.note(f"warm start: pass {number + 1} over all rows")
+        found = target.stream.derivatives(mode, second=True)
+        value, slope = prior.value_and_gradient(mode)
+        value, slope = value + found.value, slope + found.slope
+        if best is not None and not value > best[0] - NEAR:
+            step = step / SHORTER  # it went too far
+            mode = best[1] + step
+            continue
+        precision = -(found.hessian + prior.hessian(mode))
+        best = (value, mode, found, precision)
+        scale = scale_from_precision(precision, full=True)
+        step = scale @ (scale.T @ slope)
+        if slope @ step < NEAR:
+            break
+        mode = mode + step
+    assert best is not None
+    return best[1:]
+
+
+def _quasi_newton(target: Target, mode: np.ndarray, progress: Progress) -> tuple[np.ndarray, Derivatives]:
+    prior = Surface(prior_target(target))
+    passes = 0
+
+    def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal passes
+        passes += 1
+        progress.note(f"warm start: pass {passes} over all rows")
+        found = target.stream.derivatives(x, second=False)
+        value, slope = prior.value_and_gradient(x)
+        return -(value + found.value), -(slope + found.slope)
+
+    options = {"maxiter": FIRST_ORDER_PASSES, "maxfun": FIRST_ORDER_PASSES}
+    mode = scipy.optimize.minimize(negative, mode, jac=True, method="L-BFGS-B", options=options).x
+    return mode, target.stream.derivatives(mode, second=False)

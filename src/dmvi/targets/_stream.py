@@ -1,0 +1,244 @@
+r"""A NumPyro model on more rows than a density should go through at once.
+
+    log pi(xi) = log p(theta(xi)) + log |det| + sum_{i=1..N} l_i(xi),   l_i = log p(y_i | theta)
+
+Each step of training sees a batch of B rows. Near a mode m the noise of a plain batch, of order
+sqrt(N / B) sds, drowns the signal; the control variate keeps the estimate unbiased and takes it away,
+
+    sum_i l_i(xi)  ~  (N / B) sum_batch [l_i(xi) - l_i(m) - dl_i(m)^T (xi - m)] + g^T (xi - m) + L(m),
+
+with L(m) and g = dL(m) summed over all rows once. L(m), which would swamp single precision, is kept apart as
+the target's `offset`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from dmvi._compile import quick_options
+from dmvi._errors import InputError
+from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
+from dmvi.targets._checks import explain_failure
+from dmvi.targets._numpyro import check_probe, probe_program, program_target
+from dmvi.targets._numpyro_predictive import predictive
+from dmvi.targets._numpyro_program import Program
+from dmvi.targets._numpyro_sites import log_prob
+from dmvi.targets._rows import Block, Rows, open_rows, prefetched
+from dmvi.targets._target import Target
+
+REFERENCE = 16_384  # rows held in memory, on which looks and the search for modes are made
+NUMBERS = 2**22  # terms of the likelihood worked on at a time when all rows are gone through
+WORK = 5 * 10**9  # rows times draws that one pass of the diagnostics may cost
+FEWEST, MOST = 250, 20_000  # draws of the diagnostics
+
+Terms = dict[str, Array]  # log-likelihood terms by observed site
+
+
+class Derivatives(NamedTuple):
+    """L(xi) and its first and second derivatives over all rows, in double precision."""
+
+    value: float
+    slope: np.ndarray
+    hessian: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stream:
+    """The rows behind a target, and what passes over all of them.
+
+    Attributes:
+        rows: the data.
+        batch_size: rows of a training step.
+        terms: from xi and a block of rows to the terms of the log-likelihood.
+        prior: from xi and any block to the rest of log pi.
+    """
+
+    rows: Rows
+    batch_size: int
+    terms: Callable[[Array, Any], Terms]
+    prior: Callable[[Array, Any], Array]
+
+    def batch(self, seed: int, step: int) -> Block:
+        """The rows of one training step: the same for the same seed and step."""
+        return self.rows.draw(np.random.default_rng([seed, step]), self.batch_size)
+
+    @property
+    def draws(self) -> int:
+        """How many draws the diagnostics can afford to weigh on all rows."""
+        return int(np.clip(WORK // self.rows.count, FEWEST, MOST))
+
+    def derivatives(self, xi: np.ndarray, *, second: bool) -> Derivatives:
+        """L(xi) over all rows with its derivatives."""
+        point = jnp.asarray(xi, jnp.result_type(float))
+        value, slope = 0.0, np.zeros(xi.size)
+        hessian = np.zeros((xi.size, xi.size)) if second else None
+        derivatives = self._program(_second if second else _first)
+        for block in self._blocks(xi.size if second else 1):
+            part = derivatives(point, block)
+            value += float(part[0])
+            slope += np.asarray(part[1], float)
+            if hessian is not None:
+                hessian += np.asarray(part[2], float)
+        return Derivatives(value, slope, hessian)
+
+    def excess(self, xi: Float[np.ndarray, "n dim"], mode: np.ndarray) -> Float[np.ndarray, " n"]:
+        """sum_i [l_i(xi_k) - l_i(m)] for every draw xi_k, in one pass; differences are taken row by row."""
+        draws, centre = jnp.asarray(xi), jnp.asarray(mode, xi.dtype)
+        total, excess = np.zeros(len(xi)), self._program(_excess)
+        for block in self._blocks(len(xi)):
+            total += np.asarray(excess(draws, centre, block), float)
+        return total
+
+    @functools.cache  # noqa: B019  one stream per fit
+    def _program(self, function: Callable) -> Callable:
+        return jax.jit(functools.partial(function, self.terms), compiler_options=quick_options())
+
+    def _blocks(self, times: int) -> Iterator[Block]:
+        return prefetched(self.rows.blocks(max(256, min(NUMBERS // times, 2**17))))
+
+
+def _first(terms: Callable, xi: Array, block: Block) -> tuple[Array, Array]:
+    with jax.default_matmul_precision("highest"):
+        return jax.value_and_grad(lambda xi: _total(terms(xi, block)))(xi)
+
+
+def _second(terms: Callable, xi: Array, block: Block) -> tuple[Array, Array, Array]:
+    with jax.default_matmul_precision("highest"):
+        return *_first(terms, xi, block), jax.hessian(lambda xi: _total(terms(xi, block)))(xi)
+
+
+def _excess(terms: Callable, draws: Array, mode: Array, block: Block) -> Array:
+    with jax.default_matmul_precision("highest"):
+        there = terms(mode, block)
+        return jax.vmap(lambda xi: _total(jax.tree.map(lambda a, b: a - b, terms(xi, block), there)))(draws)
+
+
+def _total(terms: Terms) -> Array:
+    return sum((jnp.sum(term) for term in terms.values()), jnp.zeros(()))
+
+
+def from_rows(model: Callable, data: Mapping[str, Any] | str | Path, batch_size: int) -> Target:
+    """A NumPyro model whose likelihood is a sum over rows as a Target that is trained on batches.
+
+    Args:
+        model: a NumPyro model, called with `batch_size` rows at a time; its observed sites are scaled.
+        data: its arguments. Arrays (or names of .npy files) of the greatest length are rows; a name of a
+            Parquet or Arrow file stands for all of its columns; everything else is the same for all rows.
+        batch_size: rows per training step.
+
+    Raises:
+        InputError: if model and data do not fit, or a latent variable belongs to single rows.
+    """
+    rows, shared = open_rows(data)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= rows.count:
+        raise InputError(f"batch_size must be a number of rows from 1 to {rows.count:,}, got {batch_size!r}.")
+    reference = _reference(rows)
+    first = read_arguments(model, (), {**shared, **reference})
+    fixed = {name: first.kwargs[name] for name in shared}
+    try:
+        try:
+            return _target(model, fixed, reference, rows, batch_size)
+        except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError):
+            return _target(model, jax.tree.map(jnp.asarray, fixed), reference, rows, batch_size)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
+        raise explain_failure(error, model, "data", first.named) from error
+
+
+def _reference(rows: Rows) -> Block:
+    if rows.count <= REFERENCE:
+        return next(rows.blocks(rows.count))
+    return rows.draw(np.random.default_rng(0), REFERENCE)
+
+
+def _target(model: Callable, fixed: dict[str, Any], reference: Block, rows: Rows, batch_size: int) -> Target:
+    def program(block: Any, sites: Any) -> Program:
+        kwargs = {**fixed, **block}
+        return Program(model, Arguments((), kwargs, kwargs), sites)
+
+    held = {name: jnp.asarray(values) for name, values in reference.items()}
+    few = {name: values[: max(1, min(batch_size, len(values) // 2))] for name, values in held.items()}
+    read, probe = probe_program(model, program(held, None).arguments)
+    check_probe(read, probe, describe_nonfinite(reference))
+    sites = read.sites
+    if sites.plates:
+        raise InputError(
+            "the model subsamples a plate itself; drop batch_size, or the plate's subsample_size."
+        )
+    if sites.params:
+        raise InputError("batch_size and numpyro.param do not go together; subsample a plate in the model.")
+    if not sites.observed:
+        raise InputError("batch_size needs a model with observed sites; there are none.")
+    fewer = probe_program(model, program(few, None).arguments)[0].sites
+    if fewer.coordinates.labels != sites.coordinates.labels:
+        raise InputError(
+            "the model has latent variables for single rows, of which a batch holds only a few; sum them "
+            "out of the model, or leave out batch_size."
+        )
+
+    def parts(xi: Array, block: Any) -> tuple[Array, Terms]:
+        """The prior with the Jacobian, and the terms of the likelihood."""
+        value, trace = program(block, sites).evaluate(xi, {})
+        found = {name: log_prob(trace[name]) for name in sites.observed}
+        return value - _total(found), found
+
+    def estimate(xi: Array, block: Any, data: dict[str, Any]) -> Array:
+        prior, found = parts(xi, block)
+        scale = rows.count / next(iter(block.values())).shape[0]
+        if "mode" not in data:
+            return prior + scale * _total(found)
+        away = xi - data["mode"]
+        # Differences are taken term by term: scaled sums would lose them to rounding.
+        at_mode, along = jax.jvp(lambda z: parts(z, block)[1], (data["mode"],), (away,))
+        rest = jax.tree.map(lambda here, there, linear: here - there - linear, found, at_mode, along)
+        return prior + scale * _total(rest) + jnp.sum(data["slope"] * away)
+
+    def bind(data: dict[str, Any]) -> Target:
+        plain = program_target(program(data["rows"], sites), {}, {}, {})
+        return dataclasses.replace(
+            plain,
+            _log_density=lambda xi, params, batch: estimate(
+                xi, data["rows"] if batch is None else batch, data
+            ),
+            _log_likelihood=lambda xi, params: {},
+            _predictive=lambda new: predictive(program(data["rows"], sites), {}, new),
+        )
+
+    data = {"rows": held}
+    return dataclasses.replace(
+        bind(data),
+        data_size=rows.count,
+        subsampled=True,
+        data=data,
+        _bind=bind,
+        stream=Stream(
+            rows, batch_size, lambda xi, block: parts(xi, block)[1], lambda xi, block: parts(xi, block)[0]
+        ),
+    )
+
+
+def anchored_at(target: Target, mode: np.ndarray, found: Derivatives) -> Target:
+    """The target with control variates at a mode."""
+    dtype = jnp.result_type(float)
+    data = {**target.data, "mode": jnp.asarray(mode, dtype), "slope": jnp.asarray(found.slope, dtype)}
+    return dataclasses.replace(target, data=data, offset=found.value)
+
+
+def prior_target(target: Target) -> Target:
+    """The prior of a target with a stream, as a target of its own."""
+    few = jax.tree.map(lambda values: values[:1], target.data["rows"])
+    return dataclasses.replace(
+        target,
+        data=None,
+        stream=None,
+        _bind=None,
+        _log_density=lambda xi, params, batch: target.stream.prior(xi, few),
+    )

@@ -1,0 +1,184 @@
+"""The decisions of one training run, made on the host between chunks of steps."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmvi._run import Status
+from dmvi.training._look import Look
+from dmvi.training._state import Settings
+from dmvi.training._stopping import TOLERANCE, Plateau
+
+COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
+STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
+MAX_RETURNS = 3
+NEVER = np.iinfo(np.int32).max
+
+
+class Budget(NamedTuple):
+    """How long training may go on: steps, of which the last `cooldown_steps` anneal, and a clock time."""
+
+    steps: int
+    deadline: float | None
+
+
+class Kept(NamedTuple):
+    """A guide in whatever form the caller keeps it, and the look at it."""
+
+    guide: Any
+    look: Look
+
+
+class Course:
+    """Full learning rate to a plateau or a limit, annealing, and the choice of what to give back.
+
+    Args:
+        start: the guide before the first step.
+        step: number of that step.
+        settings: how to train.
+        budget: how long.
+    """
+
+    def __init__(self, start: Kept, step: int, settings: Settings, budget: Budget):
+        self._settings, self._budget = settings, budget
+        self.steered = settings.objective.caution is None  # by the ELBO of looks
+        self.start = self.best = start
+        self.looks: list[Look] = []
+        self.look_steps: list[int] = []
+        self.returns = 0
+        self.status: Status | None = None  # None while exploring
+        self.end = NEVER  # step at which annealing ends
+        self.done = False
+        self._plateau = Plateau()
+        self._chunk_seconds = 0.0
+        self._go_on(step)
+
+    def open(self, look: Look) -> None:
+        """Note what the start is like, before the first chunk is recorded."""
+        self.start = self.best = Kept(self.start.guide, look)
+
+    @property
+    def cooldown(self) -> int:
+        """Step at which the learning rate begins to fall."""
+        return NEVER if self.status is None else self.end - self._settings.cooldown_steps
+
+    @property
+    def limit(self) -> int:
+        """Step at which training ends as far as is known now."""
+        return self._budget.steps if self.status is None else self.end
+
+    def record(self, kept: Kept, step: int, skipped: int, seconds: float) -> bool:
+        """Note what a chunk has led to; True where training has broken the guide and must go back to `best`.
+
+        Args:
+            kept: the guide after the chunk.
+            step: steps done.
+            skipped: updates of the chunk that were left out.
+            seconds: how long the chunk took.
+        """
+        look, self._chunk_seconds = kept.look, seconds
+        self.looks.append(look)
+        self.look_steps.append(step)
+        if look.elbo >= self.best.look.elbo:
+            self.best = kept
+        stalled = skipped > STALLED * self._settings.chunk
+        broken = self.steered and (stalled or look.elbo < self.best.look.elbo - COLLAPSE)
+        self.returns += broken
+        if self.status is None:
+            self.status = self._reason_to_anneal(look)
+            if self.status is not None:
+                self.end = step + self._settings.cooldown_steps
+        self._go_on(step)
+        return broken
+
+    def _reason_to_anneal(self, look: Look) -> Status | None:
+        if self.returns > MAX_RETURNS:
+            return Status.STEP_LIMIT  # too wild for the full rate: let the rate fall
+        if self.steered and self._plateau.reached(look.elbo, look.error):
+            return Status.CONVERGED
+        return Status.TIME_LIMIT if self._out_of_time(self._settings.cooldown_steps) else None
+
+    def _go_on(self, step: int) -> None:
+        """Begin to anneal when only that fits in the budget; end when it is over."""
+        if (
+            self.status is None
+            and step + self._settings.chunk > self._budget.steps - self._settings.cooldown_steps
+        ):
+            self.status, self.end = Status.STEP_LIMIT, step + self._settings.cooldown_steps
+        if self.status is not None and self._out_of_time(0):
+            self.status, self.done = Status.TIME_LIMIT, True
+        self.done = self.done or step >= self.end
+
+    def _out_of_time(self, steps_left: int) -> bool:
+        if self._budget.deadline is None:
+            return False
+        left = steps_left / self._settings.chunk * self._chunk_seconds
+        return time.perf_counter() + left >= self._budget.deadline
+
+    def memory(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """All that was decided and seen, but for the guides, as arrays and plain values."""
+        plateau = self._plateau
+        arrays = {
+            "looks": np.array(self.looks, float).reshape(-1, len(Look._fields)),
+            "look_steps": np.array(self.look_steps, np.int64),
+            "kept": np.array([self.start.look, self.best.look], float),
+            "plateau": np.array([plateau.elbos, plateau.errors], float),
+        }
+        record = {
+            "returns": int(self.returns),
+            "status": None if self.status is None else self.status.name,
+            "end": int(self.end),
+            "done": bool(self.done),
+            "best_is_start": self.best is self.start,
+        }
+        return arrays, record
+
+    def recall(
+        self, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any], start: Any, best: Any
+    ) -> None:
+        """The inverse of `memory`, given the guides."""
+        looks = [Look(*map(float, look)) for look in arrays["kept"]]
+        self.start = Kept(start, looks[0])
+        self.best = self.start if record["best_is_start"] else Kept(best, looks[1])
+        self.looks = [Look(*map(float, look)) for look in arrays["looks"]]
+        self.look_steps = [int(step) for step in arrays["look_steps"]]
+        self._plateau = Plateau(*(list(map(float, values)) for values in arrays["plateau"]))
+        self.returns, self.end, self.done = record["returns"], record["end"], record["done"]
+        self.status = None if record["status"] is None else Status[record["status"]]
+
+    def chosen(self, last: Any, closely: Callable[[Any], Look] | None = None) -> Any:
+        """The annealed guide, unless an earlier look or the start was better.
+
+        Args:
+            last: the annealed guide.
+            closely: a closer look at a guide, for when the looks so far leave in doubt whether the start was
+                better; None where there is none.
+        """
+        if not self.steered:
+            return last
+        if not self.looks:
+            return self.best.guide
+        guide, look = last, self.looks[-1]
+        noise = 3 * np.hypot(look.error, self.best.look.error)
+        if look.elbo < self.best.look.elbo - max(noise, TOLERANCE):
+            guide, look = self.best
+        if guide is self.start.guide or self._better_than_start(guide, look, closely):
+            return guide
+        return self.start.guide
+
+    def _better_than_start(self, guide: Any, look: Look, closely: Callable[[Any], Look] | None) -> bool:
+        start = self.start.look
+        if closely is None:
+            return look.elbo >= start.elbo
+        if look.elbo - start.elbo > 3 * np.hypot(look.error, start.error):
+            return True
+        return closely(guide).elbo >= closely(self.start.guide).elbo
+
+    def reason(self, guide: Any, step: int, skipped: int) -> Status:
+        """Why training ended, given what was chosen."""
+        if 2 * skipped > step:
+            return Status.DIVERGED
+        status = self.status if self.done and self.status is not None else Status.INTERRUPTED
+        return Status.WARM_START if guide is self.start.guide and status is not Status.INTERRUPTED else status
