@@ -52,6 +52,7 @@ def a_row(model: str, method: str, n: int, replicate: int, variant: str, data: s
         "ess": 0.5,
         "steps": 100,
         "status": "made up",
+        "verdict": "trust",
         "machine": "a machine",
         "versions": "Python",
     }

@@ -14,7 +14,18 @@ from dmvi.paper._cells import COORDINATES, RESULTS
 from dmvi.paper._methods import METHODS
 from dmvi.paper._models import MODELS
 
-TEXT = ("model", "variant", "data", "method", "reference", "status", "machine", "versions", "coordinate")
+TEXT = (
+    "model",
+    "variant",
+    "data",
+    "method",
+    "reference",
+    "status",
+    "verdict",
+    "machine",
+    "versions",
+    "coordinate",
+)
 EVIDENCE = "diffusion"  # whose importance-sampling estimate stands in where log p(y) is not known
 
 

@@ -72,8 +72,9 @@ the figure to match is the exact posterior's. A method well below it is too sure
 """
 
 REPAIRED = r"""
-dmvi's diffusion guide with all defaults, every replicate on a data set of its own. After ± stand two
-binomial standard errors, as if coordinates of one data set were independent, which they are not.
+dmvi's diffusion guide with all defaults, every replicate on a data set of its own, with draws as the verdict
+of the fit advises. After ± stand two binomial standard errors, as if coordinates of one data set were
+independent, which they are not.
 """
 
 REPEAT = """```

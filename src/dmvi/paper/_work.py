@@ -65,6 +65,7 @@ def _cell(
         "ess": fitted.ess,
         "steps": fitted.steps,
         "status": fitted.status,
+        "verdict": fitted.verdict,
         "machine": _machine(),
         "versions": f"Python {platform.python_version()}, jax {jax.__version__}",
     }
