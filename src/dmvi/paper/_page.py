@@ -74,7 +74,7 @@ the figure to match is the exact posterior's. A method well below it is too sure
 REPAIRED = r"""
 dmvi's diffusion guide with all defaults, every replicate on a data set of its own, with draws as the verdict
 of the fit advises. After ± stand two binomial standard errors, as if coordinates of one data set were
-independent, which they are not.
+independent, which they are not. The last column counts the fits whose own verdict is to trust them.
 """
 
 REPEAT = """```
@@ -254,6 +254,7 @@ def _repaired(own: Mapping[Key, Sequence[Line]]) -> list[str]:
                 f"{line.cover90:.2f} ± {ERRORS * errors[1]:.2f}",
                 number(line.gap, ".3f"),
                 number(line.khat),
+                f"{line.trusted} of {line.judged}" if line.judged else "",
             ]
         )
         misses += [f"{TITLES[model]}, N = {n}: {miss}" for miss in _misses(model, line, errors)]
@@ -270,6 +271,7 @@ def _repaired(own: Mapping[Key, Sequence[Line]]) -> list[str]:
         "90 %",
         "gap",
         "k-hat",
+        "trusted",
     ]
     return [
         "## What the repaired method gives\n",
