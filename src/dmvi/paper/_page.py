@@ -57,11 +57,11 @@ far enough by the end of training: Adam, which remembers the large gradients of 
 """
 
 AUTHORS = r"""
-The published experiments use one data set for each model and size, whatever the seed. On these, with the
-models as the code has them and trained as it trains, the paper's values come out again, to within seeds.
-Ours is not its program: networks start from other weights, and the dropout mask of a draw stays the same
-from one step of the solver to the next. MSE, least and largest of eight configurations, beside that of
-the exact posterior:
+The published experiments use one data set for each model and size, whatever the seed. The table repeats them
+on these, with the models as the code has them and trained as it trains, and sets the paper's values beside
+ours. Ours is not its program: networks start from other weights, and the dropout mask of a draw stays the
+same from one step of the solver to the next. MSE, least and largest of the configurations, and that of the
+exact posterior:
 """
 
 ORACLE = r"""
