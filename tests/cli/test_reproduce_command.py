@@ -9,8 +9,15 @@ from typer.testing import CliRunner
 from dmvi import InputError
 from dmvi.cli._app import app
 from dmvi.cli._reproduce import FULL, QUICK, plan_from
+from dmvi.paper import Plan
 
-NOTHING: dict[str, Any] = dict.fromkeys(("models", "methods", "sizes", "replicates", "variant", "fixed_data"))
+
+def plan_of(*, quick: bool = False, **given: Any) -> Plan:
+    """The plan of some options, the others left out."""
+    names = ("models", "methods", "sizes", "replicates", "variant", "fixed_data")
+    options: dict[str, Any] = dict.fromkeys(names)
+    options.update(given)
+    return plan_from(quick=quick, **options)
 
 
 def invoke(*words: str):
@@ -18,26 +25,26 @@ def invoke(*words: str):
 
 
 def test_what_is_left_out_is_the_full_set():
-    assert plan_from(**NOTHING, quick=False) == FULL
-    assert plan_from(**NOTHING, quick=True) == QUICK
-    plan = plan_from(**NOTHING | {"models": ["mean"], "sizes": [1000]}, quick=True)
+    assert plan_of() == FULL
+    assert plan_of(quick=True) == QUICK
+    plan = plan_of(models=["mean"], sizes=[1000], quick=True)
     assert (plan.models, plan.sizes, plan.methods) == (("mean",), (1000,), QUICK.methods)
 
 
 def test_groups_of_methods():
-    plan = plan_from(**NOTHING | {"methods": ["dmvi", "advi", "advi"]}, quick=False)
+    plan = plan_of(methods=["dmvi", "advi", "advi"])
     assert len(plan.methods) == 9
-    plan = plan_from(**NOTHING | {"methods": ["published"]}, quick=False)
+    plan = plan_of(methods=["published"])
     assert {"advi-code", "nfvi-code", "dmvi-100-20-3"} <= set(plan.methods)
     assert len(plan.methods) == 10
 
 
 def test_given_data_are_the_codes(tmp_path):
-    assert plan_from(**NOTHING | {"fixed_data": tmp_path}, quick=False).variant == "code"
-    plan = plan_from(**NOTHING | {"fixed_data": tmp_path, "variant": "printed"}, quick=False)
+    assert plan_of(fixed_data=tmp_path).variant == "code"
+    plan = plan_of(fixed_data=tmp_path, variant="printed")
     assert plan.variant == "printed"
     with pytest.raises(InputError, match="no folder"):
-        plan_from(**NOTHING | {"fixed_data": tmp_path / "none"}, quick=False)
+        plan_of(fixed_data=tmp_path / "none")
 
 
 @pytest.mark.parametrize(

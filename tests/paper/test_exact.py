@@ -1,8 +1,11 @@
 """Exact posteriors against mathematics that shares nothing with them: dense Gaussians on a grid of scales."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from scipy.stats import halfnorm, multivariate_normal, norm
+from scipy import stats
+from scipy.stats import halfnorm, norm
 
 from dmvi.paper import exact_posterior, paper_model
 from dmvi.paper._exact import LEVELS, SCALES
@@ -10,6 +13,7 @@ from dmvi.paper._models import HIERARCHIES, Hierarchy
 
 ROWS = 3
 DRAWS = 200_000
+multivariate_normal: Any = stats.multivariate_normal
 
 
 def some_data(seed: int = 0) -> np.ndarray:

@@ -52,6 +52,7 @@ def a_row(model: str, method: str, n: int, replicate: int, variant: str, data: s
         "ess": 0.5,
         "steps": 100,
         "status": "made up",
+        "verdict": "trust",
         "machine": "a machine",
         "versions": "Python",
     }
@@ -95,6 +96,7 @@ def test_lines_are_means_over_replicates(folder):
     line = line_of(gathered["printed", "own", "mean", 100], "dmvi-50-10-1")
     assert line is not None
     assert (line.replicates, line.intervals) == (2, 10)
+    assert (line.trusted, line.judged) == (2, 2)
     assert math.isclose(line.mse, 0.3)
     assert math.isclose(line.reference_mse, 0.15)
     assert math.isclose(line.ratio, 2.0)

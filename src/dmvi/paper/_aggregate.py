@@ -14,7 +14,18 @@ from dmvi.paper._cells import COORDINATES, RESULTS
 from dmvi.paper._methods import METHODS
 from dmvi.paper._models import MODELS
 
-TEXT = ("model", "variant", "data", "method", "reference", "status", "machine", "versions", "coordinate")
+TEXT = (
+    "model",
+    "variant",
+    "data",
+    "method",
+    "reference",
+    "status",
+    "verdict",
+    "machine",
+    "versions",
+    "coordinate",
+)
 EVIDENCE = "diffusion"  # whose importance-sampling estimate stands in where log p(y) is not known
 
 
@@ -38,6 +49,8 @@ class Line:
         khat: median over replicates.
         sd_ratio: median over coordinates of sd / reference sd.
         sd_ratio_most: largest such ratio in any coordinate of any replicate.
+        trusted: replicates whose own verdict is to trust the draws, as they are or resampled.
+        judged: replicates that have a verdict.
     """
 
     method: str
@@ -55,6 +68,8 @@ class Line:
     khat: float
     sd_ratio: float
     sd_ratio_most: float
+    trusted: int
+    judged: int
 
     @property
     def ratio(self) -> float:
@@ -138,6 +153,8 @@ def _line(method: str, rows: Sequence[Mapping[str, Any]], evidence: Mapping[tupl
         khat=float(np.median([row["khat"] for row in rows])),
         sd_ratio=float(np.median([row["sd_ratio_median"] for row in rows])),
         sd_ratio_most=float(np.max([row["sd_ratio_most"] for row in rows])),
+        trusted=sum(row.get("verdict") in ("trust", "resample") for row in rows),
+        judged=sum(bool(row.get("verdict")) for row in rows),
     )
 
 

@@ -21,14 +21,17 @@ FIT = {
     "nfvi": 15.0,
 }
 LARGE = 1.4  # factor of fits to a thousand rows
-MIXTURE = 2.0  # factor of fits to the mixture, which has several modes
+MIXTURE = 2.0  # factor of fits to the mixture
+MODES = 3.0  # and of those that look for all of its modes
 
 
 def expected_seconds(job: Job) -> float:
     """Seconds of one core that a job is expected to take."""
     recipe = METHODS[job.method].published
     if recipe is None:
-        factor = (LARGE if job.n > 500 else 1.0) * (MIXTURE if job.model == "mixture" else 1.0)
+        factor = LARGE if job.n > 500 else 1.0
+        if job.model == "mixture":
+            factor *= MODES if job.method == "diffusion" else MIXTURE
         return len(job.replicates) * FIT[job.method] * factor
     steps = job.epochs * -(-job.n // BATCH)
     each = 1e-3 * steps * STEP[recipe.kind] * _evaluations(recipe) + AFTER[recipe.kind]

@@ -18,6 +18,7 @@ from dmvi.paper._exact import exact_posterior
 from dmvi.paper._models import POSITIVE, DataSet, PaperModel
 from dmvi.paper._published import EPOCHS, Recipe
 from dmvi.paper._side_by_side import fit_published
+from dmvi.posterior import Verdict
 
 DRAWS = 20_000
 CHAINS = 4
@@ -40,6 +41,7 @@ class Fitted(NamedTuple):
         ess: effective share of the draws.
         steps: optimiser steps.
         status: how it ended.
+        verdict: what `dmvi` says of its own fit.
     """
 
     u: Float[np.ndarray, "draws dim"]
@@ -51,6 +53,7 @@ class Fitted(NamedTuple):
     ess: float = math.nan
     steps: int = 0
     status: str = ""
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Method:
         configuration: diffusions, solver steps and order of the paper's DMVI.
         guide: the guide for `dmvi.fit`.
         published: the guide of the published code and of its training.
+        advised: take draws as the verdict advises, resampled by their weights where it says so.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Method:
     configuration: tuple[int, int, int] | None = None
     guide: str | GuideRecipe | None = None
     published: Recipe | None = None
+    advised: bool = False
 
     @property
     def side_by_side(self) -> bool:
@@ -83,8 +88,8 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("exact", "Exact posterior"),
         Method("nuts", "NUTS"),
-        Method("diffusion", "Diffusion (ours)", guide="auto"),
-        Method("chain", "Chain (ours)", guide="chain"),
+        Method("diffusion", "Diffusion (ours)", guide="auto", advised=True),
+        Method("chain", "Chain (ours)", guide="chain", advised=True),
         Method("advi", "ADVI, ELBO", guide="mean-field"),
         Method("full-rank", "Full-rank ADVI, ELBO", guide="full-rank"),
         Method("nfvi", "NFVI, ELBO", guide=FlowGuide(layers=2, width=256)),
@@ -124,8 +129,7 @@ def apply(
         elif method.name == "nuts":
             yield _nuts(model, one, seed)
         else:
-            assert method.guide is not None
-            yield _fit(method.guide, model, one, seed)
+            yield _fit(method, model, one, seed)
 
 
 def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
@@ -183,14 +187,21 @@ def _sites(model: PaperModel, u: np.ndarray) -> dict[str, np.ndarray]:
     return sites
 
 
-def _fit(guide: str | GuideRecipe, model: PaperModel, data: DataSet, seed: int) -> Fitted:
+def _fit(method: Method, model: PaperModel, data: DataSet, seed: int) -> Fitted:
     """`dmvi.fit` with every default."""
+    guide = method.guide
+    assert guide is not None
     posterior, train_seconds = _timed(
         lambda: fit(model.program, data={"y": data.y}, guide=guide, seed=seed, progress=False)
     )
-    draws = posterior.sample(DRAWS, seed=1, sites=list(model.shapes))
-    _, sample_seconds = _timed(lambda: posterior.sample(DRAWS, seed=2, sites=list(model.shapes)))
     found = posterior.diagnostics
+    resample = method.advised and posterior.verdict is Verdict.RESAMPLE
+
+    def sample(seed: int) -> dict[str, np.ndarray]:
+        return posterior.sample(DRAWS, seed=seed, resample=resample, sites=list(model.shapes))
+
+    draws = sample(1)
+    _, sample_seconds = _timed(lambda: sample(2))
     return Fitted(
         model.coordinates(draws),
         train_seconds,
@@ -201,6 +212,7 @@ def _fit(guide: str | GuideRecipe, model: PaperModel, data: DataSet, seed: int) 
         found.ess,
         found.steps,
         found.status.name.lower(),
+        posterior.verdict.name.lower(),
     )
 
 

@@ -100,7 +100,11 @@ def _announcement(jobs: list[Job], cells: int, known: int, size: int) -> str:
 
 def _work_through(jobs: list[Job], store: Store, size: int, clock: Clock, say: Callable[[str], None]) -> int:
     """Give jobs to processes and keep what they find; returns the number of jobs that failed."""
-    waiting = sorted(jobs, key=lambda job: (bool(job.reference_keys()), -expected_seconds(job)))
+    # Those that others wait for, then the longest: what is short fills the gaps at the end.
+    waited_for = {key for job in jobs for key in job.reference_keys()}
+    waiting = sorted(
+        jobs, key=lambda job: (job.key(job.replicates[0]) not in waited_for, -expected_seconds(job))
+    )
     started: dict[Job, float] = {}
     failed = 0
     pool = Pool(size, run_job)

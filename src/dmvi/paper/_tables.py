@@ -51,7 +51,8 @@ CAPTION = (
     "(mixture: draws relabelled to the truth). exact MSE: that of the exact posterior (mixture: of NUTS); "
     "ratio: to it. W1: 1-Wasserstein distance of marginals to that posterior in its sds, worst coordinate, "
     "mean over replicates. 50 %, 90 %: coverage of central intervals. gap: log evidence less ELBO, nats. "
-    "sd ratio: sd over the exact sd, median over coordinates."
+    "sd ratio: sd over the exact sd, median over coordinates. Ours: draws as the verdict of the fit advises, "
+    "resampled by their weights where it says so."
 )
 
 

@@ -1,5 +1,6 @@
 """What one process does with one job: no figures, no tables, nothing that is slow to import."""
 
+import gc
 import math
 import platform
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,9 @@ def run_job(job: Job, references: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         if job.method == REFERENCE and reference.name == REFERENCE:
             cell["reference"] = reference.to_dict()
         yield cell
+    # The next job compiles its own programs; those of hundreds of jobs would fill the memory.
+    jax.clear_caches()
+    gc.collect()
 
 
 def _reference(model: PaperModel, data: DataSet, fitted: Fitted, stored: Any) -> Reference:
@@ -65,6 +69,7 @@ def _cell(
         "ess": fitted.ess,
         "steps": fitted.steps,
         "status": fitted.status,
+        "verdict": fitted.verdict,
         "machine": _machine(),
         "versions": f"Python {platform.python_version()}, jax {jax.__version__}",
     }
