@@ -21,6 +21,7 @@ from dmvi.targets._target import Batch, Target
 from dmvi.training._course import Budget, Course, Kept
 from dmvi.training._feed import Feed
 from dmvi.training._look import Look, look_at
+from dmvi.training._mesh import gathered
 from dmvi.training._progress import Progress
 from dmvi.training._state import Settings, State, Trained, initial_state, run_chunk
 
@@ -110,7 +111,7 @@ class Trainer:
         began = time.perf_counter()
         skipped = int(self._state.skipped)
         state = self._state._replace(cooldown=np.asarray(self._course.cooldown, np.int32))
-        self._state, self._trained, log_weights = compiled_chunk(
+        found = compiled_chunk(
             state,
             self._trained,
             self._target,
@@ -118,6 +119,7 @@ class Trainer:
             self._step_key,
             self._feed.take(int(state.step)),
         )
+        self._state, self._trained, log_weights = gathered(found, self._settings.mesh)
         look = self._look(np.asarray(log_weights, float).ravel())
         step, skipped = int(self._state.step), int(self._state.skipped) - skipped
         seconds = time.perf_counter() - began
