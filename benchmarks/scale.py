@@ -1,4 +1,4 @@
-"""Past one fit on one machine: many rows, many groups, many fits, many draws.
+"""Past one fit on one machine: many rows, many groups, many fits, many draws, several devices.
 
     python -m benchmarks.scale
     python -m benchmarks.scale --parts rows --sizes 100000 1000000 --folder /scratch
@@ -11,6 +11,7 @@ double precision, or the exact posterior.
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -33,7 +34,9 @@ BLOCK = 100_000
 FITS = (1, 16, 256)
 LOOPED = 4  # fits of the loop that are timed
 PARTICLES = (256, 1024, 4096, 16_384)
-PARTS = ("rows", "groups", "many", "draws")
+PARTS = ("rows", "groups", "many", "draws", "devices")
+DEVICES = 4
+DEVICE_PARTICLES = (128, 1024, 4096)
 DRAWS = 4_000
 
 
@@ -287,6 +290,37 @@ def many_table(counts: list[int]) -> list[tuple[int, float]]:
     return found
 
 
+def device_speeds() -> None:
+    """Prints steps per second on one device and on several, in this process."""
+    import jax
+    import jax.random as jr
+
+    from benchmarks.gpu import CHUNK, best_seconds, step_program
+    from dmvi._compile import quick_options
+
+    print(
+        f"| particles | one device, steps/s | {DEVICES} forced devices, steps/s | ratio |\n|---|---|---|---|"
+    )
+    for particles in DEVICE_PARTICLES:
+        rates = []
+        for devices in (None, DEVICES):
+            function = step_program("eight_schools", particles, CHUNK, devices)
+            program = jax.jit(function, compiler_options=quick_options())
+            rates.append(CHUNK / best_seconds(program, jr.key(0)))
+        one, several = rates
+        print(f"| {particles:,} | {one:.1f} | {several:.1f} | {several / one:.2f} |", flush=True)
+
+
+def devices_table() -> None:
+    """The same in a process with forced host devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    command = [sys.executable, "-m", "benchmarks.scale", "--one", "devices"]
+    done = subprocess.run(
+        command, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True, check=False
+    )
+    print(done.stdout if done.returncode == 0 else done.stderr)
+
+
 def plot(path: Path, rows: list[dict[str, float]], many: list[tuple[int, float]]) -> None:
     """Rows and fits per second against their number."""
     import matplotlib.pyplot as plt
@@ -316,9 +350,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fits", nargs="+", type=int, default=list(FITS))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "dmvi-scale")
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--one", choices=("rows", "groups"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=("rows", "groups", "devices"), help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     chosen.folder.mkdir(parents=True, exist_ok=True)
+    if chosen.one == "devices":
+        device_speeds()
+        return
     if chosen.one:
         print(json.dumps(fit_rows(chosen.one, chosen.folder, chosen.sizes[0])))
         return
@@ -338,6 +375,9 @@ def main(arguments: list[str] | None = None) -> None:
         from benchmarks.gpu import draws
 
         draws(list(PARTICLES), "eight_schools")
+    if "devices" in chosen.parts:
+        print("\ncentred eight schools\n")
+        devices_table()
     if chosen.plot is not None and rows and many:
         plot(chosen.plot, rows, many)
 
