@@ -26,7 +26,7 @@ from dmvi._compile import quick_options
 from dmvi._fit import GUIDES, STEPS, training_settings
 from dmvi.guides import anchored
 from dmvi.targets import as_target
-from dmvi.training import Settings, Silent, Trained, initial_state, run_chunk
+from dmvi.training import Settings, Silent, Trained, as_mesh, initial_state, run_chunk
 
 LAB = ("eight_schools", "logistic", "brownian")
 PARTICLES = (256, 1024, 4096, 16_384, 65_536)
@@ -81,14 +81,15 @@ def _timed_fit(target: dmvi.Target, seed: int) -> tuple[float, Clock, dmvi.Poste
         _fit.progress_for = shown
 
 
-def step_program(name: str, particles: int, chunk: int) -> Callable[[Any], Any]:
+def step_program(name: str, particles: int, chunk: int, devices: int | None = None) -> Callable[[Any], Any]:
     """Some training steps of the default guide, to be jitted."""
     lab = TARGETS[name]()
     target = as_target(lab.log_density, init=jnp.zeros(lab.dim))
     affine = anchored(jnp.zeros(lab.dim), jnp.eye(lab.dim), full=True)
     trained = Trained(GUIDES["auto"].build(affine, key=jr.key(0)), target.params)
     whole = training_settings(GUIDES["auto"], STEPS, particles, None, None)
-    settings = Settings(whole.objective, whole.optimizer, particles, chunk, whole.cooldown_steps)
+    mesh = as_mesh(devices, particles, None)
+    settings = Settings(whole.objective, whole.optimizer, particles, chunk, whole.cooldown_steps, mesh)
     state = initial_state(trained, settings)
     return lambda key: run_chunk(state, trained, target, settings, key)[0].flat
 

@@ -1,15 +1,17 @@
-"""Past one fit on one machine: many rows, many groups, many fits, many draws.
+"""Past one fit on one machine: many rows, many groups, many fits, many draws, several devices.
 
     python -m benchmarks.scale
     python -m benchmarks.scale --parts rows --sizes 100000 1000000 --folder /scratch
 
-Every fit to many rows runs in a process of its own, whose peak memory is read at its end. Its data are written
-to .npy files in `--folder` first; "NumPy pass" reads the same files in blocks and sums the log-likelihood at one
-point. The reference is Laplace's approximation from Newton steps over all rows in double precision.
+Every fit to many rows runs in a process of its own, whose peak memory is read at its end. Its data are
+written to .npy files in `--folder` first; "NumPy pass" reads the same files in blocks and sums the
+log-likelihood at one point. The reference is Laplace's approximation from Newton steps over all rows in
+double precision, or the exact posterior.
 """
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -32,7 +34,9 @@ BLOCK = 100_000
 FITS = (1, 16, 256)
 LOOPED = 4  # fits of the loop that are timed
 PARTICLES = (256, 1024, 4096, 16_384)
-PARTS = ("rows", "groups", "many", "draws")
+PARTS = ("rows", "groups", "many", "draws", "devices")
+DEVICES = 4
+DEVICE_PARTICLES = (128, 1024, 4096)
 DRAWS = 4_000
 
 
@@ -55,6 +59,8 @@ def write_logistic(folder: Path, count: int) -> tuple[Path, Path]:
 def write_groups(folder: Path, count: int) -> tuple[Path, Path]:
     """Rows of a hierarchical model with GROUPS groups: the group's number and the value."""
     g_path, y_path = folder / f"g{count}.npy", folder / f"v{count}.npy"
+    if y_path.exists():
+        return g_path, y_path
     rng = np.random.default_rng(1)
     theta = rng.normal(1.0, 0.5, GROUPS)
     g = rng.integers(0, GROUPS, count).astype(np.int32)
@@ -97,7 +103,7 @@ def logistic_laplace(paths: tuple[Path, Path]) -> tuple[np.ndarray, np.ndarray]:
         slope, precision = -mode, np.eye(COEFFICIENTS)
         for x, y in blocks(paths):
             x = x.astype(float)
-            p = 1 / (1 + np.exp(-x @ mode))
+            p = np.asarray(1 / (1 + np.exp(-x @ mode)))
             slope += x.T @ (y - p)
             precision += (x * (p * (1 - p))[:, None]).T @ x
         step = np.linalg.solve(precision, slope)
@@ -125,7 +131,7 @@ def groups_model(g: Any, y: Any, groups: int) -> None:
     mu = numpyro.sample("mu", dist.Normal(0, 2))
     tau = numpyro.sample("tau", dist.HalfNormal(1))
     with numpyro.plate("groups", groups):
-        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        theta: Any = numpyro.sample("theta", dist.Normal(mu, tau))
     with numpyro.plate("rows", g.shape[0]):
         numpyro.sample("y", dist.Normal(theta[g], 2.0), obs=y)
 
@@ -137,7 +143,7 @@ def groups_exact(paths: tuple[Path, Path]) -> tuple[np.ndarray, np.ndarray]:
     """
     g, y = np.load(paths[0]), np.load(paths[1]).astype(float)
     n = np.bincount(g, minlength=GROUPS)
-    means, noise = np.bincount(g, y, GROUPS) / n, 4.0 / n
+    means, noise = np.bincount(g, y, GROUPS) / n, np.asarray(4.0 / n)
     parts = []
     for tau in np.exp(np.linspace(np.log(0.3), np.log(0.8), 201)):
         variance = tau**2 + noise
@@ -151,8 +157,8 @@ def groups_exact(paths: tuple[Path, Path]) -> tuple[np.ndarray, np.ndarray]:
     weights = np.array([part[0] for part in parts])
     weights = np.exp(weights - weights.max())
     weights /= weights.sum()
-    mean = sum(w * part[1] for w, part in zip(weights, parts, strict=True))
-    second = sum(w * (part[2] + part[1] ** 2) for w, part in zip(weights, parts, strict=True))
+    mean = weights @ np.stack([part[1] for part in parts])
+    second = weights @ np.stack([part[2] + part[1] ** 2 for part in parts])
     return mean, np.sqrt(second - mean**2)
 
 
@@ -164,9 +170,9 @@ def fit_rows(kind: str, folder: Path, count: int) -> dict[str, float]:
     read = {"rows": 0}
 
     def counted(method: Callable, many: bool) -> Callable:
-        def draw(self, rng, size):
+        def draw(self, rng, size, place=None):
             read["rows"] += size
-            return method(self, rng, size)
+            return method(self, rng, size, place)
 
         def all_rows(self, size):
             read["rows"] += self.count
@@ -210,11 +216,12 @@ def fit_rows(kind: str, folder: Path, count: int) -> dict[str, float]:
 def rows_table(kind: str, folder: Path, sizes: list[int]) -> list[dict[str, float]]:
     """Fits of several sizes, each in a process of its own."""
     print(
-        "| rows | seconds | of them diagnostics | rows read | million rows/s | NumPy pass, million rows/s | peak GiB | "
-        "gap | mean off, sds: rms, largest | sd off: rms, largest |\n" + "|---" * 10 + "|"
+        "| rows | seconds | of them diagnostics | rows read | million rows/s | NumPy pass, million rows/s | "
+        "peak GiB | gap | mean off, sds: rms, largest | sd off: rms, largest |\n" + "|---" * 10 + "|"
     )
     found = []
     for size in sizes:
+        (write_logistic if kind == "rows" else write_groups)(folder, size)
         command = [sys.executable, "-m", "benchmarks.scale", "--one", kind, "--sizes", str(size)]
         done = subprocess.run(
             [*command, "--folder", str(folder)], capture_output=True, text=True, check=False
@@ -225,8 +232,9 @@ def rows_table(kind: str, folder: Path, sizes: list[int]) -> list[dict[str, floa
         row = json.loads(done.stdout.strip().splitlines()[-1])
         found.append(row)
         print(
-            f"| {size:,} | {row['seconds']:.1f} | {row['seconds'] - row['fit_seconds']:.1f} | {row['read']:,} | "
-            f"{row['read'] / row['seconds'] / 1e6:.2f} | {size / row['numpy_seconds'] / 1e6:.2f} | "
+            f"| {size:,} | {row['seconds']:.1f} | {row['seconds'] - row['fit_seconds']:.1f} | "
+            f"{row['read']:,} | {row['read'] / row['seconds'] / 1e6:.2f} | "
+            f"{size / row['numpy_seconds'] / 1e6:.2f} | "
             f"{row['peak']:.2f} | {row['gap']:.4f} | {row['mean_error_rms']:.3f}, {row['mean_error']:.3f} | "
             f"{row['sd_error_rms']:.3f}, {row['sd_error']:.3f} |",
             flush=True,
@@ -262,7 +270,7 @@ def many_table(counts: list[int]) -> list[tuple[int, float]]:
     loop = (time.perf_counter() - began) / len(looped)
     print(f"a loop of fit: {1 / loop:.3f} fits per second, {loop:.1f} s each, {len(looped)} timed\n")
     print(
-        "| data sets | seconds | fits per second | times the loop | gap: median, 90 % | below 0.05 | k-hat: median |"
+        "| data sets | seconds | fits per second | times the loop | gap: median, 90 % | below 0.05 | k-hat |"
     )
     print("|---" * 7 + "|")
     found = []
@@ -275,11 +283,42 @@ def many_table(counts: list[int]) -> list[tuple[int, float]]:
         found.append((count, count / seconds))
         print(
             f"| {count} | {seconds:.1f} | {count / seconds:.2f} | {loop * count / seconds:.1f} | "
-            f"{np.median(gaps):.3f}, {np.quantile(gaps, 0.9):.3f} | {np.mean(gaps < 0.05):.0%} of {len(gaps)} | "
-            f"{np.median([one.khat for one in judged]):.2f} |",
+            f"{np.median(gaps):.3f}, {np.quantile(gaps, 0.9):.3f} | "
+            f"{np.mean(gaps < 0.05):.0%} of {len(gaps)} | {np.median([one.khat for one in judged]):.2f} |",
             flush=True,
         )
     return found
+
+
+def device_speeds() -> None:
+    """Prints steps per second on one device and on several, in this process."""
+    import jax
+    import jax.random as jr
+
+    from benchmarks.gpu import CHUNK, best_seconds, step_program
+    from dmvi._compile import quick_options
+
+    print(
+        f"| particles | one device, steps/s | {DEVICES} forced devices, steps/s | ratio |\n|---|---|---|---|"
+    )
+    for particles in DEVICE_PARTICLES:
+        rates = []
+        for devices in (None, DEVICES):
+            function = step_program("eight_schools", particles, CHUNK, devices)
+            program = jax.jit(function, compiler_options=quick_options())
+            rates.append(CHUNK / best_seconds(program, jr.key(0)))
+        one, several = rates
+        print(f"| {particles:,} | {one:.1f} | {several:.1f} | {several / one:.2f} |", flush=True)
+
+
+def devices_table() -> None:
+    """The same in a process with forced host devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    command = [sys.executable, "-m", "benchmarks.scale", "--one", "devices"]
+    done = subprocess.run(
+        command, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True, check=False
+    )
+    print(done.stdout if done.returncode == 0 else done.stderr)
 
 
 def plot(path: Path, rows: list[dict[str, float]], many: list[tuple[int, float]]) -> None:
@@ -311,9 +350,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fits", nargs="+", type=int, default=list(FITS))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "dmvi-scale")
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--one", choices=("rows", "groups"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=("rows", "groups", "devices"), help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     chosen.folder.mkdir(parents=True, exist_ok=True)
+    if chosen.one == "devices":
+        device_speeds()
+        return
     if chosen.one:
         print(json.dumps(fit_rows(chosen.one, chosen.folder, chosen.sizes[0])))
         return
@@ -333,6 +375,9 @@ def main(arguments: list[str] | None = None) -> None:
         from benchmarks.gpu import draws
 
         draws(list(PARTICLES), "eight_schools")
+    if "devices" in chosen.parts:
+        print("\ncentred eight schools\n")
+        devices_table()
     if chosen.plot is not None and rows and many:
         plot(chosen.plot, rows, many)
 

@@ -104,7 +104,7 @@ class Checkpoint:
         target = self._target
         if "anchor" in arrays:
             mode, slope = arrays["anchor"]
-            target = anchored_at(target, mode, Derivatives(record["offset"], slope, None))
+            target = anchored_at(target, mode, Derivatives(record["offset"], slope))
         snapshot = Snapshot(arrays, record["course"])
         found = Found(guide, record["warm_start"], record["seconds"], snapshot, target)
         self._began -= found.seconds

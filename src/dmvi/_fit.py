@@ -1,6 +1,7 @@
 """fit(): a model and data in, a posterior out."""
 
 import contextlib
+import dataclasses
 import time
 import warnings
 from collections.abc import Mapping
@@ -41,7 +42,16 @@ from dmvi.starts import (
     warm_start,
 )
 from dmvi.targets import Target, as_target, from_rows
-from dmvi.training import Budget, Outcome, Progress, Settings, Trainer, default_optimizer, progress_for
+from dmvi.training import (
+    Budget,
+    Outcome,
+    Progress,
+    Settings,
+    Trainer,
+    as_mesh,
+    default_optimizer,
+    progress_for,
+)
 
 GUIDES: dict[str, GuideRecipe] = {
     "auto": DiffusionGuide(),
@@ -74,6 +84,7 @@ def fit(
     objective: Objective | None = None,
     batch_size: int | None = None,
     control_variates: bool = True,
+    mesh: Any = None,
     time_limit: float | None = None,
     progress: bool = True,
     checkpoint: str | Path | None = None,
@@ -103,6 +114,8 @@ def fit(
             memory. The data's longest axis is that of the rows; see `dmvi.targets.from_rows`.
         control_variates: with `batch_size`, whether batches are corrected by the likelihood's slope at the
             warm start's mode, which takes most of their noise away.
+        mesh: devices to train on: their number, over which particles are spread, or a `jax.sharding.Mesh`
+            with axes "particles" and "rows".
         time_limit: seconds after which training winds down; the best fit so far is kept.
         progress: show the live line. Ctrl-C keeps the best fit so far.
         checkpoint: a folder to save training in; the same call, made again after an interruption, goes on
@@ -125,6 +138,7 @@ def fit(
     recipe = recipe.seeing(visible_density(target))
     keys = fit_keys(int(seed))
     settings = training_settings(recipe, int(steps), int(particles), optimizer, objective)
+    settings = dataclasses.replace(settings, mesh=as_mesh(mesh, int(particles), batch_size))
     _check_recipe(recipe, settings.objective, target.dim)
     if settings.objective.caution is not None:
         warnings.warn(settings.objective.caution, stacklevel=2)

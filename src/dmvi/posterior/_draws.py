@@ -70,7 +70,7 @@ class Draws:
         """log pi, its likelihood summed in double precision."""
         mode = np.asarray(self._target.data.get("mode", jnp.zeros(self._target.dim)))
         prior = _over_rows(lambda rows: _log_prior(self._target, rows), xi, self._chunk)
-        offset = self._target.offset or self._target.stream.derivatives(mode, second=False).value
+        offset = self._target.offset or self._target.stream.derivatives(mode).value
         return np.asarray(prior, float) + self._target.stream.excess(xi, mode) + offset
 
     def evidence(self, xi: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:

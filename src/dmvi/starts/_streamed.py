@@ -17,7 +17,7 @@ from dmvi.training import Progress
 
 SEARCHES = 4
 ITERATIONS = 200  # of a search on the rows held in memory
-PASSES = 15  # over all rows, where the Hessian can be had
+PASSES = 20  # over all rows, where a Hessian can be had
 FIRST_ORDER_PASSES = 60  # over all rows, where it cannot
 SHORTER = 4.0  # division of a step that does not climb
 NEAR = 1e-3  # squared sds of the posterior within which a mode counts as found
@@ -70,26 +70,27 @@ def _newton(
 ) -> tuple[np.ndarray, Derivatives, np.ndarray]:
     """The mode over all rows, what is known there, and the precision."""
     prior = Surface(prior_target(target))
-    best: tuple[float, np.ndarray, Derivatives, np.ndarray] | None = None
+    precision = -(target.stream.hessian(mode) + prior.hessian(mode))
+    scale = scale_from_precision(precision, full=True)
+    best: tuple[float, np.ndarray, Derivatives] | None = None
     step = np.zeros_like(mode)
     for number in range(PASSES):
         progress.note(f"warm start: pass {number + 1} over all rows")
-        found = target.stream.derivatives(mode, second=True)
+        found = target.stream.derivatives(mode)
         value, slope = prior.value_and_gradient(mode)
         value, slope = value + found.value, slope + found.slope
         if best is not None and not value > best[0] - NEAR:
             step = step / SHORTER  # it went too far
             mode = best[1] + step
             continue
-        precision = -(found.hessian + prior.hessian(mode))
-        best = (value, mode, found, precision)
-        scale = scale_from_precision(precision, full=True)
+        best = (value, mode, found)
         step = scale @ (scale.T @ slope)
         if slope @ step < NEAR:
             break
         mode = mode + step
     assert best is not None
-    return best[1:]
+    _, mode, found = best
+    return mode, found, -(target.stream.hessian(mode) + prior.hessian(mode))
 
 
 def _quasi_newton(target: Target, mode: np.ndarray, progress: Progress) -> tuple[np.ndarray, Derivatives]:
@@ -100,10 +101,10 @@ def _quasi_newton(target: Target, mode: np.ndarray, progress: Progress) -> tuple
         nonlocal passes
         passes += 1
         progress.note(f"warm start: pass {passes} over all rows")
-        found = target.stream.derivatives(x, second=False)
+        found = target.stream.derivatives(x)
         value, slope = prior.value_and_gradient(x)
         return -(value + found.value), -(slope + found.slope)
 
     options = {"maxiter": FIRST_ORDER_PASSES, "maxfun": FIRST_ORDER_PASSES}
     mode = scipy.optimize.minimize(negative, mode, jac=True, method="L-BFGS-B", options=options).x
-    return mode, target.stream.derivatives(mode, second=False)
+    return mode, target.stream.derivatives(mode)

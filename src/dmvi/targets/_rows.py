@@ -15,7 +15,6 @@ from dmvi._errors import InputError
 Block = dict[str, np.ndarray]
 TABLES = (".parquet", ".pq", ".arrow", ".feather")
 PIECES = 16  # places in the data from which a batch of one array is put together
-BATCHES_OF_A_GROUP = 64  # batches drawn from a group of rows of a table before the next is read
 
 
 Item = TypeVar("Item")
@@ -41,8 +40,14 @@ class Rows(abc.ABC):
     count: int
 
     @abc.abstractmethod
-    def draw(self, rng: np.random.Generator, size: int) -> Block:
-        """`size` rows, every row with probability size / N; neighbours in the data may come together."""
+    def draw(self, rng: np.random.Generator, size: int, place: np.random.Generator | None = None) -> Block:
+        """`size` rows, every row with probability size / N; neighbours in the data may come together.
+
+        Args:
+            rng: chooses the rows.
+            size: how many.
+            place: chooses the group of rows of a table, of which only one is held; None leaves it to `rng`.
+        """
 
     @abc.abstractmethod
     def blocks(self, size: int) -> Iterator[Block]:
@@ -60,7 +65,7 @@ class ArrayRows(Rows):
         self._columns = dict(columns)
         self.count = next(iter(columns.values())).shape[0]
 
-    def draw(self, rng, size):
+    def draw(self, rng, size, place=None):
         pieces = min(PIECES, size)
         lengths = np.full(pieces, size // pieces) + (np.arange(pieces) < size % pieces)
         starts = rng.integers(0, self.count, pieces)
@@ -117,17 +122,14 @@ class TableRows(Rows):
         self._path = path
         self._groups, self._sizes = _open_table(path)
         self.count = int(sum(self._sizes))
-        self._held: Block = {}
-        self._left = 0
+        self._held: tuple[int, Rows] | None = None
 
-    def draw(self, rng, size):
-        if self._left == 0:
-            shares = np.array(self._sizes) / self.count
-            self._held = self._read(int(rng.choice(len(self._sizes), p=shares)))
-            self._left = BATCHES_OF_A_GROUP
-        self._left -= 1
-        group = ArrayRows(self._held)
-        return group.draw(rng, size)
+    def draw(self, rng, size, place=None):
+        shares = np.array(self._sizes) / self.count
+        group = int((place or rng).choice(len(self._sizes), p=shares))
+        if self._held is None or self._held[0] != group:
+            self._held = (group, ArrayRows(self._read(group)))
+        return self._held[1].draw(rng, size)
 
     def blocks(self, size):
         for group in range(len(self._sizes)):

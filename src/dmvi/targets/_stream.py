@@ -29,24 +29,28 @@ from dmvi.targets._checks import explain_failure
 from dmvi.targets._numpyro import check_probe, probe_program, program_target
 from dmvi.targets._numpyro_predictive import predictive
 from dmvi.targets._numpyro_program import Program
-from dmvi.targets._numpyro_sites import log_prob
+from dmvi.targets._numpyro_sites import Sites, log_prob
 from dmvi.targets._rows import Block, Rows, open_rows, prefetched
 from dmvi.targets._target import Target
 
 REFERENCE = 16_384  # rows held in memory, on which looks and the search for modes are made
+PLACES = 16  # groups of a table from which they come
+STEPS_OF_A_GROUP = (
+    64  # steps whose batches come from one group of rows of a table, which is read once for them
+)
+CURVATURE_ROWS = 2**19  # rows behind a Hessian: within two percent of that of all rows at 50 dimensions
 NUMBERS = 2**22  # terms of the likelihood worked on at a time when all rows are gone through
-WORK = 5 * 10**9  # rows times draws that one pass of the diagnostics may cost
+WORK = 25 * 10**8  # rows times draws that one pass of the diagnostics may cost
 FEWEST, MOST = 250, 20_000  # draws of the diagnostics
 
 Terms = dict[str, Array]  # log-likelihood terms by observed site
 
 
 class Derivatives(NamedTuple):
-    """L(xi) and its first and second derivatives over all rows, in double precision."""
+    """L(xi) and its slope over all rows, in double precision."""
 
     value: float
     slope: np.ndarray
-    hessian: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,26 +71,38 @@ class Stream:
 
     def batch(self, seed: int, step: int) -> Block:
         """The rows of one training step: the same for the same seed and step."""
-        return self.rows.draw(np.random.default_rng([seed, step]), self.batch_size)
+        place = np.random.default_rng([seed, step // STEPS_OF_A_GROUP, 1])
+        return self.rows.draw(np.random.default_rng([seed, step, 0]), self.batch_size, place)
 
     @property
     def draws(self) -> int:
         """How many draws the diagnostics can afford to weigh on all rows."""
         return int(np.clip(WORK // self.rows.count, FEWEST, MOST))
 
-    def derivatives(self, xi: np.ndarray, *, second: bool) -> Derivatives:
-        """L(xi) over all rows with its derivatives."""
-        point = jnp.asarray(xi, jnp.result_type(float))
+    def derivatives(self, xi: np.ndarray) -> Derivatives:
+        """L(xi) and its slope over all rows, in one pass."""
+        point, first = jnp.asarray(xi, jnp.result_type(float)), self._program(_first)
         value, slope = 0.0, np.zeros(xi.size)
-        hessian = np.zeros((xi.size, xi.size)) if second else None
-        derivatives = self._program(_second if second else _first)
-        for block in self._blocks(xi.size if second else 1):
-            part = derivatives(point, block)
+        for block in self._blocks(1):
+            part = first(point, block)
             value += float(part[0])
             slope += np.asarray(part[1], float)
-            if hessian is not None:
-                hessian += np.asarray(part[2], float)
-        return Derivatives(value, slope, hessian)
+        return Derivatives(value, slope)
+
+    def hessian(self, xi: np.ndarray) -> Float[np.ndarray, "dim dim"]:
+        """Second derivatives of L at xi: over all rows, or estimated from CURVATURE_ROWS of them."""
+        point, second = jnp.asarray(xi, jnp.result_type(float)), self._program(_second)
+        size = min(NUMBERS // xi.size, CURVATURE_ROWS)
+        if self.rows.count <= CURVATURE_ROWS:
+            blocks, scale = self.rows.blocks(size), 1.0
+        else:
+            rng, number = np.random.default_rng(1), CURVATURE_ROWS // size
+            blocks = (self.rows.draw(rng, size) for _ in range(number))
+            scale = self.rows.count / (number * size)
+        total = np.zeros((xi.size, xi.size))
+        for block in prefetched(blocks):
+            total += np.asarray(second(point, block), float)
+        return scale * total
 
     def excess(self, xi: Float[np.ndarray, "n dim"], mode: np.ndarray) -> Float[np.ndarray, " n"]:
         """sum_i [l_i(xi_k) - l_i(m)] for every draw xi_k, in one pass; differences are taken row by row."""
@@ -109,9 +125,9 @@ def _first(terms: Callable, xi: Array, block: Block) -> tuple[Array, Array]:
         return jax.value_and_grad(lambda xi: _total(terms(xi, block)))(xi)
 
 
-def _second(terms: Callable, xi: Array, block: Block) -> tuple[Array, Array, Array]:
+def _second(terms: Callable, xi: Array, block: Block) -> Array:
     with jax.default_matmul_precision("highest"):
-        return *_first(terms, xi, block), jax.hessian(lambda xi: _total(terms(xi, block)))(xi)
+        return jax.hessian(lambda xi: _total(terms(xi, block)))(xi)
 
 
 def _excess(terms: Callable, draws: Array, mode: Array, block: Block) -> Array:
@@ -155,8 +171,11 @@ def from_rows(model: Callable, data: Mapping[str, Any] | str | Path, batch_size:
 
 def _reference(rows: Rows) -> Block:
     if rows.count <= REFERENCE:
-        return next(rows.blocks(rows.count))
-    return rows.draw(np.random.default_rng(0), REFERENCE)
+        parts = list(rows.blocks(rows.count))
+    else:
+        rng = np.random.default_rng(0)
+        parts = [rows.draw(rng, REFERENCE // PLACES) for _ in range(PLACES)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _target(model: Callable, fixed: dict[str, Any], reference: Block, rows: Rows, batch_size: int) -> Target:
@@ -165,24 +184,11 @@ def _target(model: Callable, fixed: dict[str, Any], reference: Block, rows: Rows
         return Program(model, Arguments((), kwargs, kwargs), sites)
 
     held = {name: jnp.asarray(values) for name, values in reference.items()}
-    few = {name: values[: max(1, min(batch_size, len(values) // 2))] for name, values in held.items()}
     read, probe = probe_program(model, program(held, None).arguments)
     check_probe(read, probe, describe_nonfinite(reference))
     sites = read.sites
-    if sites.plates:
-        raise InputError(
-            "the model subsamples a plate itself; drop batch_size, or the plate's subsample_size."
-        )
-    if sites.params:
-        raise InputError("batch_size and numpyro.param do not go together; subsample a plate in the model.")
-    if not sites.observed:
-        raise InputError("batch_size needs a model with observed sites; there are none.")
-    fewer = probe_program(model, program(few, None).arguments)[0].sites
-    if fewer.coordinates.labels != sites.coordinates.labels:
-        raise InputError(
-            "the model has latent variables for single rows, of which a batch holds only a few; sum them "
-            "out of the model, or leave out batch_size."
-        )
+    few = {name: values[: max(1, min(batch_size, len(values) // 2))] for name, values in held.items()}
+    _check_sites(sites, probe_program(model, program(few, None).arguments)[0].sites)
 
     def parts(xi: Array, block: Any) -> tuple[Array, Terms]:
         """The prior with the Jacobian, and the terms of the likelihood."""
@@ -223,6 +229,22 @@ def _target(model: Callable, fixed: dict[str, Any], reference: Block, rows: Rows
             rows, batch_size, lambda xi, block: parts(xi, block)[1], lambda xi, block: parts(xi, block)[0]
         ),
     )
+
+
+def _check_sites(sites: Sites, of_fewer_rows: Sites) -> None:
+    if sites.plates:
+        raise InputError(
+            "the model subsamples a plate itself; drop batch_size, or the plate's subsample_size."
+        )
+    if sites.params:
+        raise InputError("batch_size and numpyro.param do not go together; subsample a plate in the model.")
+    if not sites.observed:
+        raise InputError("batch_size needs a model with observed sites; there are none.")
+    if of_fewer_rows.coordinates.labels != sites.coordinates.labels:
+        raise InputError(
+            "the model has latent variables for single rows, of which a batch holds only a few; sum them "
+            "out of the model, or leave out batch_size."
+        )
 
 
 def anchored_at(target: Target, mode: np.ndarray, found: Derivatives) -> Target:

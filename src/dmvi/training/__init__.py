@@ -10,6 +10,7 @@ from dmvi.training._look import Look as Look
 from dmvi.training._loop import Outcome as Outcome
 from dmvi.training._loop import Snapshot as Snapshot
 from dmvi.training._loop import Trainer as Trainer
+from dmvi.training._mesh import as_mesh as as_mesh
 from dmvi.training._progress import Progress as Progress
 from dmvi.training._progress import Silent as Silent
 from dmvi.training._progress import progress_for as progress_for

@@ -21,6 +21,7 @@ from dmvi.targets._target import Batch, Target
 from dmvi.training._course import Budget, Course, Kept
 from dmvi.training._feed import Feed
 from dmvi.training._look import Look, look_at, look_back
+from dmvi.training._mesh import gathered
 from dmvi.training._progress import Progress
 from dmvi.training._state import Seen, Settings, State, Trained, initial_state, run_chunk
 
@@ -113,7 +114,7 @@ class Trainer:
         began = time.perf_counter()
         skipped = int(self._state.skipped)
         state = self._state._replace(cooldown=np.asarray(self._course.cooldown, np.int32))
-        self._state, self._trained, seen = compiled_chunk(
+        found = compiled_chunk(
             state,
             self._trained,
             self._target,
@@ -121,6 +122,7 @@ class Trainer:
             self._step_key,
             self._feed.take(int(state.step)),
         )
+        self._state, self._trained, seen = gathered(found, self._settings.mesh)
         if not self._course.looks:
             self._course.open(self._look_before(seen))
         look = self._look(seen)

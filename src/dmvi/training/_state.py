@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import optax
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dmvi.guides._guide import Guide, trainable
 from dmvi.objectives._objective import Objective
 from dmvi.targets._target import Batch, Target
+from dmvi.training._mesh import PARTICLES, ROWS, spread
 
 WARM_UP = 100
 
@@ -71,6 +73,7 @@ class Settings(eqx.Module):
         particles: draws per step.
         chunk: steps between two looks of the host.
         cooldown_steps: length of the fall of the learning rate to zero at the end.
+        mesh: devices over which particles and rows are spread; None for one.
     """
 
     objective: Objective
@@ -78,6 +81,7 @@ class Settings(eqx.Module):
     particles: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
     cooldown_steps: int = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
 
 def default_optimizer(learning_rate: float) -> optax.GradientTransformation:
@@ -124,12 +128,13 @@ def _step(
     state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray, batch: Batch
 ) -> tuple[State, Seen]:
     keys = jr.split(jr.fold_in(key, state.step), settings.particles + 1)
-    batch = target.draw_batch(keys[-1]) if batch is None else batch
+    batch = spread(target.draw_batch(keys[-1]) if batch is None else batch, settings.mesh, ROWS)
+    particle_keys = spread(keys[:-1], settings.mesh, PARTICLES)
 
     def loss(flat):
         now = trained.with_flat(flat)
         model = eqx.tree_at(lambda t: t.params, target, now.params)
-        found = settings.objective(now.guide, model, keys[:-1], batch, state.memory)
+        found = settings.objective(now.guide, model, particle_keys, batch, state.memory)
         return found.loss, jax.lax.stop_gradient((Seen(found.log_weights, found.own), found.memory))
 
     (value, (seen, memory)), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
