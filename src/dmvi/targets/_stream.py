@@ -38,7 +38,7 @@ PLACES = 16  # groups of a table from which they come
 STEPS_OF_A_GROUP = (
     64  # steps whose batches come from one group of rows of a table, which is read once for them
 )
-CURVATURE_ROWS = 2**19  # rows behind a Hessian: within two percent of that of all rows at 50 dimensions
+CURVATURE_ROWS = 2**19  # most rows behind a Hessian
 NUMBERS = 2**22  # terms of the likelihood worked on at a time when all rows are gone through
 WORK = 25 * 10**8  # rows times draws that one pass of the diagnostics may cost
 FEWEST, MOST = 250, 20_000  # draws of the diagnostics
