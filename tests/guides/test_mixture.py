@@ -11,6 +11,7 @@ from scipy.stats import multivariate_normal
 
 from dmvi.diffusion import Projected
 from dmvi.guides import DiffusionGuide, Mixture, anchored, mixture
+from dmvi.objectives import CoveringELBO, PathELBO
 from tests.guides.registry import DIM, LOG_EVIDENCE, as_vector, perturbed, target
 
 LOCS = np.array([[-1.0, -1.0, -1.0], [1.0, 1.2, 0.9], [4.0, 0.0, -4.0]])
@@ -109,3 +110,11 @@ def test_finished_components_do_not_move():
     ]
     assert np.max([row[[0, 2]] for row in largest]) == 0
     assert np.max([row[1] for row in largest]) > 0
+
+
+def test_training_draws_do_not_tell_the_elbo():
+    """They are spread evenly over unfinished components, whatever the weights."""
+    guide = a_mixture()
+    keys = jr.split(jr.key(0), 8)
+    for objective in (PathELBO(), CoveringELBO()):
+        assert not np.any(objective(guide, target("gaussian"), keys, None, objective.memory(DIM)).own)

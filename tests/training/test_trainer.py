@@ -14,7 +14,7 @@ from dmvi import Status
 from dmvi.guides import Gaussian
 from dmvi.objectives import CoveringELBO
 from dmvi.training import Budget, Outcome, Progress, Seen, Settings, Silent, Trainer, _loop, default_optimizer
-from dmvi.training._look import Look, look_back
+from dmvi.training._look import LOST, Look, look_back
 from tests.guides.registry import DIM, base, exact_gaussian, target, untrained
 
 CHUNK, COOLDOWN = 20, 60
@@ -184,6 +184,16 @@ def test_looks_are_taken_at_training_s_own_draws():
         look[:2], (log_weights[20:, :30].mean(), log_weights[20:, :30].std() / 600**0.5), rtol=1e-5
     )
     assert look_back(Seen(seen.log_weights[:30], seen.own[:30])) is None
+
+
+def test_draws_without_a_finite_weight_count_against_a_look():
+    """A guide that loses draws is no better than one of a slightly lower ELBO that does not."""
+    log_weights = np.full(1000, 2.0)
+    log_weights[:20] = np.nan
+    look = Look.at(log_weights)
+    np.testing.assert_allclose(look.elbo, 2.0 - 0.02 * LOST)
+    assert Look.at(np.full(1000, 1.5)).elbo > look.elbo
+    assert Look.at(np.where(np.arange(1000) < 150, np.nan, 2.0)).elbo == -np.inf
 
 
 def test_training_on_many_draws_compiles_no_other_program_for_its_looks(monkeypatch):

@@ -50,6 +50,11 @@ class Flow(eqx.Module):
 
     steps: eqx.AbstractVar[int]
 
+    @property
+    def may_drop(self) -> bool:
+        """Whether training may leave out units of a network, which draws never do."""
+        return False
+
     @abc.abstractmethod
     def knots(self) -> Any:
         """What one step needs beside the flow itself, stacked over the steps."""

@@ -26,6 +26,10 @@ class NetworkFlow(JacobianFlow):
     steps: int = eqx.field(static=True)
     order: int = eqx.field(static=True)
 
+    @property
+    def may_drop(self) -> bool:
+        return True
+
     def knots(self):
         return self.taus()
 

@@ -28,6 +28,10 @@ class Diffusion(Guide):
     affine: AnyAffine
     dim: int = eqx.field(static=True)
 
+    @property
+    def trains_as_it_draws(self) -> bool:
+        return not self.flow.may_drop
+
     def draw(self, key):
         z = self._noise(key)
         u, log_det = self.flow.move_density(z)

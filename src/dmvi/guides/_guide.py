@@ -58,6 +58,11 @@ class Guide(eqx.Module):
     exact: ClassVar[bool] = True
     dim: eqx.AbstractVar[int]
 
+    @property
+    def trains_as_it_draws(self) -> bool:
+        """Whether draws of `draw_path` that are not sent far out are q's own, so that they tell its ELBO."""
+        return True
+
     @abc.abstractmethod
     def draw(self, key: PRNGKeyArray) -> Draw:
         """One draw with its exact log-density, differentiable in the guide's parameters."""

@@ -41,6 +41,10 @@ class Mixture(Guide):
     unfinished: Frozen  # which components are to be trained
     dim: int = eqx.field(static=True)
 
+    @property
+    def trains_as_it_draws(self) -> bool:
+        return False
+
     def draw(self, key):
         k = self._index(key, jnp.exp(self.log_weights.value))
         draw = self._component(k).draw(key)

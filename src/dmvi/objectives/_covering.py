@@ -96,9 +96,10 @@ class CoveringELBO(Objective):
             return jnp.where(lost, -jnp.inf, log_pi - draw.log_q), draw.noise
 
         sent = memory.sent(keys.shape[0])
-        own = ~jnp.any(sent, axis=1)
+        stayed = ~jnp.any(sent, axis=1)
         log_weights, noise = jax.vmap(weigh)(keys, sent)
         weights = jax.nn.softmax(log_weights) * keys.shape[0]
         memory = jax.lax.stop_gradient(memory.after(weights, noise))
-        kept = own | (weights > LEAST_WEIGHT)
+        kept = stayed | (weights > LEAST_WEIGHT)
+        own = stayed & guide.trains_as_it_draws
         return Value(-jnp.mean(log_weights, where=kept), log_weights, own, memory)

@@ -56,18 +56,23 @@ class ELBO(Objective):
     """-E[log pi(xi) - log q(xi)] with the full reparameterised gradient."""
 
     def __call__(self, guide, target, keys, batch, memory):
-        return _negative_bound(guide.draw, target, keys, batch, memory)
+        return _negative_bound(guide.draw, True, target, keys, batch, memory)
 
 
 class PathELBO(Objective):
     """The same bound with the path gradient: no variance where the guide is exact."""
 
     def __call__(self, guide, target, keys, batch, memory):
-        return _negative_bound(guide.draw_path, target, keys, batch, memory)
+        return _negative_bound(guide.draw_path, guide.trains_as_it_draws, target, keys, batch, memory)
 
 
 def _negative_bound(
-    make: Callable[[PRNGKeyArray], Draw], target: Target, keys: PRNGKeyArray, batch: Batch, memory: Any
+    make: Callable[[PRNGKeyArray], Draw],
+    own: bool,
+    target: Target,
+    keys: PRNGKeyArray,
+    batch: Batch,
+    memory: Any,
 ) -> Value:
     """-(1/n) sum_i [log pi(xi_i) - log q(xi_i)] over the draws that `make` makes of the keys."""
 
@@ -76,4 +81,4 @@ def _negative_bound(
         return target.log_density(draw.xi, batch) - draw.log_q
 
     log_weights = jax.vmap(log_weight)(keys)
-    return Value(-jnp.mean(log_weights), log_weights, jnp.ones(log_weights.shape, bool), memory)
+    return Value(-jnp.mean(log_weights), log_weights, jnp.full(log_weights.shape, own), memory)

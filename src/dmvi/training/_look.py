@@ -14,6 +14,7 @@ from dmvi.training._state import Seen
 LOOK_DRAWS = 2000
 ENOUGH = 500  # draws of training from which a look may be taken
 USABLE = 0.9  # share of finite weights below which a guide counts as broken
+LOST = 50.0  # nats that a draw of no finite weight counts below the others
 
 
 class Look(NamedTuple):
@@ -25,13 +26,13 @@ class Look(NamedTuple):
 
     @classmethod
     def at(cls, log_weights: Float[np.ndarray, " n"]) -> "Look":
-        """From log-weights; minus infinity where too many are not finite."""
+        """From log-weights; those that are not finite count against it, too many make it minus infinity."""
         finite = log_weights[np.isfinite(log_weights)]
         if finite.size <= USABLE * log_weights.size or finite.size == 0:
             return cls(-np.inf, 0.0)
-        mean = float(finite.mean())
-        gap = float(logsumexp(finite - mean) - np.log(finite.size))
-        return cls(mean, float(finite.std() / np.sqrt(finite.size)), gap)
+        mean, lost = float(finite.mean()), 1 - finite.size / log_weights.size
+        gap = float(logsumexp(finite - mean) - np.log(finite.size)) + LOST * lost
+        return cls(mean - LOST * lost, float(finite.std() / np.sqrt(finite.size)), gap)
 
 
 def look_back(seen: Seen) -> Look | None:
