@@ -6,218 +6,51 @@
 Every fit to many rows runs in a process of its own, whose peak memory is read at its end. Its data are
 written to .npy files in `--folder` first; "NumPy pass" reads the same files in blocks and sums the
 log-likelihood at one point. The reference is Laplace's approximation from Newton steps over all rows in
-double precision, or the exact posterior.
+double precision, or, for the groups, the exact posterior.
 """
 
 import argparse
 import json
 import os
-import resource
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.machine import describe_machine
+from benchmarks.rows import (
+    BATCH,
+    COEFFICIENTS,
+    GROUPS,
+    fit_rows,
+    logistic_model,
+    write_groups,
+    write_logistic,
+)
 
 SIZES = (100_000, 1_000_000, 10_000_000)
-COEFFICIENTS = 50
-GROUPS = 1_000
 GROUP_ROWS = 1_000_000
-BATCH = 1_000
-BLOCK = 100_000
+PROCESS_ROWS = 1_000_000
 FITS = (1, 16, 256)
 LOOPED = 4  # fits of the loop that are timed
 PARTICLES = (256, 1024, 4096, 16_384)
-PARTS = ("rows", "groups", "many", "draws", "devices")
+PARTS = ("rows", "groups", "many", "draws", "devices", "processes")
 DEVICES = 4
 DEVICE_PARTICLES = (128, 1024, 4096)
-DRAWS = 4_000
-
-
-def write_logistic(folder: Path, count: int) -> tuple[Path, Path]:
-    """Rows of a logistic regression in two .npy files, unless they are there."""
-    x_path, y_path = folder / f"x{count}.npy", folder / f"y{count}.npy"
-    if y_path.exists():
-        return x_path, y_path
-    rng = np.random.default_rng(0)
-    beta = rng.normal(size=COEFFICIENTS) / np.sqrt(COEFFICIENTS)
-    x = np.lib.format.open_memmap(x_path, "w+", "float32", (count, COEFFICIENTS))
-    y = np.lib.format.open_memmap(y_path, "w+", "int8", (count,))
-    for begin in range(0, count, BLOCK):
-        block = rng.standard_normal((min(BLOCK, count - begin), COEFFICIENTS), dtype=np.float32)
-        x[begin : begin + len(block)] = block
-        y[begin : begin + len(block)] = rng.uniform(size=len(block)) < 1 / (1 + np.exp(-block @ beta))
-    return x_path, y_path
-
-
-def write_groups(folder: Path, count: int) -> tuple[Path, Path]:
-    """Rows of a hierarchical model with GROUPS groups: the group's number and the value."""
-    g_path, y_path = folder / f"g{count}.npy", folder / f"v{count}.npy"
-    if y_path.exists():
-        return g_path, y_path
-    rng = np.random.default_rng(1)
-    theta = rng.normal(1.0, 0.5, GROUPS)
-    g = rng.integers(0, GROUPS, count).astype(np.int32)
-    np.save(g_path, g)
-    np.save(y_path, rng.normal(theta[g], 2.0).astype(np.float32))
-    return g_path, y_path
-
-
-def blocks(paths: tuple[Path, Path]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Both files in blocks, read and not mapped."""
-    headers = [np.load(path, mmap_mode="r") for path in paths]
-    files = [path.open("rb") for path in paths]
-    for file, header in zip(files, headers, strict=True):
-        file.seek(header.offset)
-    for begin in range(0, len(headers[0]), BLOCK):
-        rows = min(BLOCK, len(headers[0]) - begin)
-        x, y = (
-            np.fromfile(file, header.dtype, rows * int(np.prod(header.shape[1:], dtype=int)))
-            for file, header in zip(files, headers, strict=True)
-        )
-        yield x.reshape(rows, *headers[0].shape[1:]), y
-    for file in files:
-        file.close()
-
-
-def numpy_pass(paths: tuple[Path, Path]) -> float:
-    """Seconds of one plain pass that sums the log-likelihood."""
-    began, beta, total = time.perf_counter(), np.zeros(COEFFICIENTS, np.float32), 0.0
-    for x, y in blocks(paths):
-        logits = x @ beta
-        total += float(np.sum(y * logits - np.logaddexp(0.0, logits)))
-    return time.perf_counter() - began
-
-
-def logistic_laplace(paths: tuple[Path, Path]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sd by Laplace over all rows, prior N(0, 1)."""
-    mode = np.zeros(COEFFICIENTS)
-    precision = np.eye(COEFFICIENTS)
-    for _ in range(8):
-        slope, precision = -mode, np.eye(COEFFICIENTS)
-        for x, y in blocks(paths):
-            x = x.astype(float)
-            p = np.asarray(1 / (1 + np.exp(-x @ mode)))
-            slope += x.T @ (y - p)
-            precision += (x * (p * (1 - p))[:, None]).T @ x
-        step = np.linalg.solve(precision, slope)
-        mode += step
-        if slope @ step < 1e-6:
-            break
-    return mode, np.sqrt(np.diagonal(np.linalg.inv(precision)))
-
-
-def logistic_model(x: Any, y: Any) -> None:
-    """Logistic regression."""
-    import numpyro
-    import numpyro.distributions as dist
-
-    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
-
-
-def groups_model(g: Any, y: Any, groups: int) -> None:
-    """Values around the means of their groups."""
-    import numpyro
-    import numpyro.distributions as dist
-
-    mu = numpyro.sample("mu", dist.Normal(0, 2))
-    tau = numpyro.sample("tau", dist.HalfNormal(1))
-    with numpyro.plate("groups", groups):
-        theta: Any = numpyro.sample("theta", dist.Normal(mu, tau))
-    with numpyro.plate("rows", g.shape[0]):
-        numpyro.sample("y", dist.Normal(theta[g], 2.0), obs=y)
-
-
-def groups_exact(paths: tuple[Path, Path]) -> tuple[np.ndarray, np.ndarray]:
-    """Means and sds of the groups, the model's scale and centre integrated out on a grid.
-
-    Given tau all is Gaussian: group means ybar_j ~ N(mu, tau^2 + s_j^2), s_j^2 = 4 / n_j, mu ~ N(0, 2^2).
-    """
-    g, y = np.load(paths[0]), np.load(paths[1]).astype(float)
-    n = np.bincount(g, minlength=GROUPS)
-    means, noise = np.bincount(g, y, GROUPS) / n, np.asarray(4.0 / n)
-    parts = []
-    for tau in np.exp(np.linspace(np.log(0.3), np.log(0.8), 201)):
-        variance = tau**2 + noise
-        precision = 1 / 4 + np.sum(1 / variance)
-        mu, mu_variance = np.sum(means / variance) / precision, 1 / precision
-        fit = -0.5 * np.sum(np.log(variance) + (means - mu) ** 2 / variance) - mu**2 / 8
-        weight = fit + 0.5 * np.log(mu_variance) - tau**2 / 2 + np.log(tau)
-        shrink = tau**2 / variance
-        mean = mu + shrink * (means - mu)
-        parts.append((weight, mean, shrink * noise + (1 - shrink) ** 2 * mu_variance))
-    weights = np.array([part[0] for part in parts])
-    weights = np.exp(weights - weights.max())
-    weights /= weights.sum()
-    mean = weights @ np.stack([part[1] for part in parts])
-    second = weights @ np.stack([part[2] + part[1] ** 2 for part in parts])
-    return mean, np.sqrt(second - mean**2)
-
-
-def fit_rows(kind: str, folder: Path, count: int) -> dict[str, float]:
-    """One fit to many rows, in this process, with what it took."""
-    import dmvi
-    from dmvi.targets import _rows
-
-    read = {"rows": 0}
-
-    def counted(method: Callable, many: bool) -> Callable:
-        def draw(self, rng, size, place=None):
-            read["rows"] += size
-            return method(self, rng, size, place)
-
-        def all_rows(self, size):
-            read["rows"] += self.count
-            return method(self, size)
-
-        return all_rows if many else draw
-
-    _rows.ArrayRows.draw = counted(_rows.ArrayRows.draw, many=False)
-    _rows.ArrayRows.blocks = counted(_rows.ArrayRows.blocks, many=True)
-    if kind == "rows":
-        paths = write_logistic(folder, count)
-        model, data, site = logistic_model, {"x": str(paths[0]), "y": str(paths[1])}, "beta"
-    else:
-        paths = write_groups(folder, count)
-        data = {"g": str(paths[0]), "y": str(paths[1]), "groups": GROUPS}
-        model, site = groups_model, "theta"
-    began = time.perf_counter()
-    posterior = dmvi.fit(model, data, batch_size=BATCH, progress=False)
-    fitted = time.perf_counter() - began
-    found = posterior.diagnostics
-    seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    draws = posterior.sample(DRAWS)[site]
-    mean, sd = logistic_laplace(paths) if kind == "rows" else groups_exact(paths)
-    return {
-        "rows": count,
-        "seconds": seconds,
-        "fit_seconds": fitted,
-        "read": read["rows"],
-        "peak": peak,
-        "gap": found.gap,
-        "khat": found.khat,
-        "mean_error": float(np.max(np.abs(draws.mean(0) - mean) / sd)),
-        "mean_error_rms": float(np.sqrt(np.mean(((draws.mean(0) - mean) / sd) ** 2))),
-        "sd_error": float(np.max(np.abs(draws.std(0) / sd - 1))),
-        "sd_error_rms": float(np.sqrt(np.mean((draws.std(0) / sd - 1) ** 2))),
-        "numpy_seconds": numpy_pass(paths) if kind == "rows" else float("nan"),
-    }
+PROCESSES = 2
 
 
 def rows_table(kind: str, folder: Path, sizes: list[int]) -> list[dict[str, float]]:
     """Fits of several sizes, each in a process of its own."""
     print(
-        "| rows | seconds | of them diagnostics | rows read | million rows/s | NumPy pass, million rows/s | "
-        "peak GiB | gap | mean off, sds: rms, largest | sd off: rms, largest |\n" + "|---" * 10 + "|"
+        "| rows | seconds | of them diagnostics | steps | rows read | million rows/s | NumPy pass, million "
+        "rows/s | ratio | peak GiB | gap | mean off, sds: rms, largest | sd off: rms, largest |\n"
+        + "|---" * 12
+        + "|"
     )
     found = []
     for size in sizes:
@@ -231,10 +64,10 @@ def rows_table(kind: str, folder: Path, sizes: list[int]) -> list[dict[str, floa
             continue
         row = json.loads(done.stdout.strip().splitlines()[-1])
         found.append(row)
+        ours, plain = row["read"] / row["seconds"] / 1e6, size / row["numpy_seconds"] / 1e6
         print(
             f"| {size:,} | {row['seconds']:.1f} | {row['seconds'] - row['fit_seconds']:.1f} | "
-            f"{row['read']:,} | {row['read'] / row['seconds'] / 1e6:.2f} | "
-            f"{size / row['numpy_seconds'] / 1e6:.2f} | "
+            f"{row['steps']} | {row['read']:,} | {ours:.2f} | {plain:.2f} | {plain / ours:.1f} | "
             f"{row['peak']:.2f} | {row['gap']:.4f} | {row['mean_error_rms']:.3f}, {row['mean_error']:.3f} | "
             f"{row['sd_error_rms']:.3f}, {row['sd_error']:.3f} |",
             flush=True,
@@ -321,6 +154,45 @@ def devices_table() -> None:
     print(done.stdout if done.returncode == 0 else done.stderr)
 
 
+def one_process(folder: Path, rank: int, processes: int, port: int) -> None:
+    """One of several processes that fit PROCESS_ROWS rows together; the first prints what it took."""
+    import jax
+    from jax.sharding import Mesh
+
+    import dmvi
+
+    if processes > 1:
+        jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
+    x, y = write_logistic(folder, PROCESS_ROWS)
+    mesh = Mesh(np.array(jax.devices()), ("rows",)) if processes > 1 else None
+    began = time.perf_counter()
+    data = {"x": str(x), "y": str(y)}
+    posterior = dmvi.fit(logistic_model, data, batch_size=BATCH, mesh=mesh, progress=False)
+    fitted = time.perf_counter() - began
+    evidence = posterior.diagnostics.log_evidence
+    if rank == 0:
+        print(json.dumps([fitted, time.perf_counter() - began - fitted, evidence]))
+
+
+def processes_table(folder: Path) -> None:
+    """One fit to many rows by one process and by several over loopback."""
+    print("| processes | fit, s | diagnostics, s | log evidence |\n|---|---|---|---|")
+    for processes in (1, PROCESSES):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "benchmarks.scale", "--folder", str(folder), "--one"]
+        running = [
+            subprocess.Popen(
+                [*command, f"process {rank} {processes} {port}"], stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(processes)
+        ]
+        printed = [process.communicate()[0] for process in running]
+        fitted, judged, evidence = json.loads(printed[0].strip().splitlines()[-1])
+        print(f"| {processes} | {fitted:.1f} | {judged:.1f} | {evidence:.3f} |", flush=True)
+
+
 def plot(path: Path, rows: list[dict[str, float]], many: list[tuple[int, float]]) -> None:
     """Rows and fits per second against their number."""
     import matplotlib.pyplot as plt
@@ -350,11 +222,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fits", nargs="+", type=int, default=list(FITS))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "dmvi-scale")
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--one", choices=("rows", "groups", "devices"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     chosen.folder.mkdir(parents=True, exist_ok=True)
     if chosen.one == "devices":
         device_speeds()
+        return
+    if chosen.one and chosen.one.startswith("process"):
+        one_process(chosen.folder, *map(int, chosen.one.split()[1:]))
         return
     if chosen.one:
         print(json.dumps(fit_rows(chosen.one, chosen.folder, chosen.sizes[0])))
@@ -378,6 +253,9 @@ def main(arguments: list[str] | None = None) -> None:
     if "devices" in chosen.parts:
         print("\ncentred eight schools\n")
         devices_table()
+    if "processes" in chosen.parts:
+        print(f"\nlogistic regression, {PROCESS_ROWS:,} rows\n")
+        processes_table(chosen.folder)
     if chosen.plot is not None and rows and many:
         plot(chosen.plot, rows, many)
 

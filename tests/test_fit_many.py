@@ -11,7 +11,9 @@ import numpyro.distributions as dist
 import pytest
 
 import dmvi
+from dmvi._many_block import ROUND_LOOKS
 from dmvi.targets import as_target, family
+from dmvi.training import Lanes
 from tests.targets.models import SIGMA, Y, eight_schools
 
 SETS, ROWS = 7, 5
@@ -194,3 +196,25 @@ def test_a_dask_cluster_gives_the_same_posteriors():
         )
     for y, posterior in zip(DATA, found, strict=True):
         assert posterior.sample(4000)["mu"].mean() == pytest.approx(exact(y)[0], abs=0.05)
+
+
+def test_an_interruption_keeps_what_is_there(monkeypatch):
+    """Three fits at a time: the first three are done, the next three in training, the last has not begun."""
+    advance, chunks = Lanes._advance, []
+
+    def interrupted(self):
+        chunks.append(None)
+        if len(chunks) == chunks_of_a_block + 2:
+            raise KeyboardInterrupt
+        advance(self)
+
+    chunks_of_a_block = ROUND_LOOKS
+    monkeypatch.setattr("dmvi._many_block.LANES_ON_CPU", 3)
+    monkeypatch.setattr(Lanes, "_advance", interrupted)
+    found = dmvi.fit_many(mean_model, {"y": DATA}, guide="full-rank", steps=STEPS, progress=False)
+    done = [posterior.run.status is not dmvi.Status.INTERRUPTED for posterior in found]
+    assert done == [True] * 3 + [False] * 4
+    assert [posterior.run.steps > 0 for posterior in found] == [True] * 6 + [False]
+    for y, posterior in zip(DATA, found, strict=True):
+        mean, sd, _ = exact(y)
+        assert posterior.sample(1000)["mu"].mean() == pytest.approx(mean, abs=0.3 * sd)

@@ -41,7 +41,7 @@ ARROWS = {
     },
     "posterior": {ERRORS, COMPILE, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "_recipes": {ERRORS, "dmvi.diffusion", "dmvi.guides", "dmvi.targets"},
-    "_start": {RECIPES, TEAM, "dmvi.guides", "dmvi.starts", "dmvi.targets", "dmvi.training"},
+    "_start": {RECIPES, TEAM, *(f"dmvi.{stage}" for stage in STAGES)},
     "_checkpoint": {
         ERRORS,
         RECIPES,

@@ -54,15 +54,18 @@ def fit_on_cluster(
         own = [seeds[int(i)] for i in part]
         futures[client.submit(_fit_part, model, data, shared, init, own, plan, left, pure=False)] = part
     found: dict[int, Fitted | str] = {}
-    for future in as_completed(futures):
-        part = futures[future]
-        try:
-            results = future.result()
-        except Exception as error:  # whatever happens on a worker is told of its fits, not of all
-            results = [f"its worker failed: {type(error).__name__}: {error}"] * len(part)
-        found |= {int(i): result for i, result in zip(part, results, strict=True)}
-        line.note(f"{len(found)} of {len(seeds)} fits done on {workers} workers")
-    return [found[i] for i in seeds]
+    try:
+        for future in as_completed(futures):
+            part = futures[future]
+            try:
+                results = future.result()
+            except Exception as error:  # whatever happens on a worker is told of its fits, not of all
+                results = [f"its worker failed: {type(error).__name__}: {error}"] * len(part)
+            found |= {int(i): result for i, result in zip(part, results, strict=True)}
+            line.note(f"{len(found)} of {len(seeds)} fits done on {workers} workers")
+    except KeyboardInterrupt:  # what has come back is kept
+        client.cancel(list(futures))
+    return [found.get(i, "it was interrupted before its worker had done it") for i in seeds]
 
 
 def _fit_part(

@@ -20,8 +20,8 @@ from dmvi._checkpoint import Checkpoint
 from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
-from dmvi._run import Run
-from dmvi._start import Start, begin, hear, tell
+from dmvi._run import Run, Status
+from dmvi._start import CHECKED, Start, begin, hear, tell
 from dmvi._team import Team
 from dmvi.guides import (
     ChainGuide,
@@ -161,7 +161,12 @@ def fit(
         seed=int(seed),
         settings={**record, "base": describe_base(outcome.guide)},
     )
-    return Posterior(target, outcome.guide, run, keys[3], training=jax.tree.leaves(outcome.state))
+    # What was weighed before training are the draws of the diagnostics where these can be no more.
+    # Several processes weigh together, so all of them have to do it again.
+    known = outcome.status is Status.SETTLED and team.alone and target.stream.draws <= CHECKED
+    weighed = start.weighed if known else None
+    training = jax.tree.leaves(outcome.state)
+    return Posterior(target, outcome.guide, run, keys[3], training=training, weighed=weighed)
 
 
 def _train(
@@ -198,6 +203,7 @@ def _train(
         snapshot=snapshot,
         watch=_ignore if saved is None else saved.watch,
         team=team,
+        settled=start.look if settings.objective.caution is None else None,
     )
     return trainer.run(), start
 

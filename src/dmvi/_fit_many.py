@@ -88,7 +88,7 @@ def fit_many(
         optimizer: as in `fit`.
         objective: as in `fit`.
         time_limit: seconds after which training winds down.
-        progress: show the live line.
+        progress: show the live line. Ctrl-C keeps the fits that are done, and the best so far of the others.
         client: a `dask.distributed.Client`, over whose workers the data sets are spread.
 
     Returns:

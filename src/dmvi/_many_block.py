@@ -100,7 +100,8 @@ def fit_block(targets: Sequence[Target], seeds: Sequence[int], plan: Plan, line:
     trained = Trained(_host(_guides(plan.recipe, _device(starts.affine), keys.guide)), starts.params)
     work = _Work(stacked, trained, keys.train, plan, line)
     for number in range(plan.rounds):
-        work.train(number, lanes)
+        if not work.interrupted:
+            work.train(number, lanes)
     guides = _host(lanes_with_flat(_device(trained), work.flats()))
     names = [START_NAMES[int(i)] for i in starts.candidate] if plan.recipe.warm else ["none"] * len(targets)
     return [
@@ -122,14 +123,20 @@ class _Work:
     ):
         self._targets, self._trained, self._keys, self._plan, self._line = targets, trained, keys, plan, line
         self.outcomes: dict[int, LaneOutcome] = {}
+        self.interrupted = False
 
     def flats(self) -> np.ndarray:
         return np.stack([self.outcomes[i].flat for i in range(len(self._keys))])
 
     def train(self, number: int, lanes: int) -> None:
-        """One round of all fits, or of those that are neither good enough nor out of time."""
+        """One round of all fits, or of those that are neither good enough nor out of time.
+
+        After an interruption the others are left as they are, which in the first round is their warm start.
+        """
         left = [i for i in range(len(self._keys)) if number == 0 or self._unfinished(self.outcomes[i])]
         for block, count in _blocks(np.array(left, int), lanes):
+            if self.interrupted and number:
+                return
             begin = np.stack([self.outcomes[int(i)].flat for i in block]) if number else None
             found = self._run(block, number, begin)
             for lane in range(count):
@@ -140,7 +147,7 @@ class _Work:
         return outcome.status in (Status.STEP_LIMIT, Status.WARM_START) and outcome.look.gap >= ENOUGH
 
     def _run(self, block: np.ndarray, number: int, begin: np.ndarray | None) -> list[LaneOutcome]:
-        return Lanes(
+        training = Lanes(
             _take(self._trained, block),
             _take(self._targets, block),
             self._plan.settings,
@@ -148,7 +155,10 @@ class _Work:
             [jr.fold_in(self._keys[i], number) for i in block],
             begin=begin,
             watch=self._watch,
-        ).run()
+        )
+        found = training.untrained() if self.interrupted else training.run()
+        self.interrupted = training.interrupted
+        return found
 
     def _watch(self, step: int, limit: int) -> None:
         done = f"{len(self.outcomes)} of {len(self._keys)} fits done"

@@ -17,6 +17,7 @@ class Status(enum.Enum):
     INTERRUPTED = "training was interrupted; the best fit so far was kept"
     DIVERGED = "too many updates were not finite; the best fit so far was kept"
     WARM_START = "training did not improve on the warm start, which was kept"
+    SETTLED = "the warm start left training nothing to gain and was kept"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from jaxtyping import PRNGKeyArray
 from dmvi._recipes import describe_base, guide_from
 from dmvi._team import Message, Team
 from dmvi.guides import GaussianGuide, Guide, GuideRecipe, mixture
+from dmvi.objectives import Weighed
+from dmvi.posterior import Draws, posterior_keys
 from dmvi.starts import (
     HIGH_DIMENSION,
     WarmStart,
@@ -18,9 +20,11 @@ from dmvi.starts import (
     warm_start,
 )
 from dmvi.targets import Derivatives, Target, anchored_at
-from dmvi.training import Progress, filled, leaves_of
+from dmvi.training import Look, Progress, filled, leaves_of
 
 STARTED = "training starts"
+CHECKED = 250  # draws of the start that are weighed on all rows
+NOTHING_TO_GAIN = 0.005  # nats between log evidence and ELBO below which training is left out
 
 
 class Start(NamedTuple):
@@ -30,11 +34,18 @@ class Start(NamedTuple):
         guide: the guide before the first step.
         name: of the warm start that won.
         target: the target at its first parameters, with control variates where it has them.
+        weighed: draws of the guide on all rows, where they show that training has nothing to gain.
     """
 
     guide: Guide
     name: str
     target: Target
+    weighed: Weighed | None = None
+
+    @property
+    def look(self) -> Look | None:
+        """At these draws."""
+        return None if self.weighed is None else Look.at(self.weighed.log_w - self.target.offset)
 
 
 def begin(
@@ -44,10 +55,22 @@ def begin(
     start, target = _warm(recipe, target, keys[0], line, control_variates)
     target = eqx.tree_at(lambda t: t.params, target, start.params)
     if start.modes is None:
-        return Start(recipe.build(start.affine, key=keys[1]), start.name, target)
+        found = Start(recipe.build(start.affine, key=keys[1]), start.name, target)
+        return found if target.stream is None else _weighed(found, keys[3], line)
     modes = start.modes
     guide = mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=keys[1])
     return Start(guide, start.name, target)
+
+
+def _weighed(start: Start, key: PRNGKeyArray, line: Progress) -> Start:
+    """The start with its weights, where these are as even as training could make them.
+
+    On many rows a posterior is all but Gaussian, and Laplace's approximation all but exact; then steps on
+    noisy batches could only lead away from it. The draws are the first of the diagnostics.
+    """
+    line.note("a look at the warm start on all rows")
+    weighed = Draws(start.target, start.guide).weigh(posterior_keys(key)[0], CHECKED)
+    return start._replace(weighed=weighed) if Look.at(weighed.log_w).gap < NOTHING_TO_GAIN else start
 
 
 def _warm(

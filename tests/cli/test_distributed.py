@@ -25,7 +25,7 @@ def regression(x, y):
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Normal(x @ beta, scale), obs=y)
 """
-ROWS = 60
+ROWS = 20
 MINUTE = 60
 
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 def command(folder: Path, out: str, *more: str) -> list[str]:
     named = [f"{folder / 'model.py'}:regression", "--data", str(folder / "files.json")]
-    training = ["--batch-size", "20", "--steps", "64", "--particles", "8"]
+    training = ["--batch-size", "10", "--steps", "64", "--particles", "8"]
     return ["fit", *named, *training, "--out", str(folder / out), "--quiet", *more]
 
 
@@ -81,6 +81,7 @@ def results(path: Path) -> dict[str, np.ndarray]:
         record = json.loads(str(file["dmvi.json"]))
         assert not record["resampled"]  # what is chosen out of draws may change with their last digit
         record = record["diagnostics"]
+        assert record["steps"] > 0
         return {
             "beta": file["beta"],
             "history": np.array(record["history"]),

@@ -138,7 +138,15 @@ def test_tables_give_the_same_rows_as_arrays(tmp_path, suffix):
 
 
 @pytest.fixture(scope="module")
-def fitted():
+def always_trained():
+    """Without the rule that a start which leaves nothing to gain is kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dmvi._start.NOTHING_TO_GAIN", -1.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def fitted(always_trained):
     data = {"x": X, "y": Y}
     return dmvi.fit(logistic, data, batch_size=BATCH, guide="full-rank", steps=320, progress=False)
 
@@ -161,7 +169,20 @@ def test_a_fit_on_batches_is_the_fit_on_all_rows(fitted, full):
     assert posterior.run.history[-1] == pytest.approx(found.elbo, abs=0.5)
 
 
-def test_groups_in_rows(tmp_path):
+def test_a_start_that_leaves_nothing_to_gain_is_kept(tmp_path):
+    choices = {"batch_size": BATCH, "progress": False, "checkpoint": tmp_path}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dmvi._start.NOTHING_TO_GAIN", 0.005)
+        kept, again = (dmvi.fit(logistic, {"x": X, "y": Y}, **choices) for _ in range(2))
+    assert kept.run.status is dmvi.Status.SETTLED
+    assert kept.run.steps == 0
+    assert kept.diagnostics.gap < 0.005
+    assert kept.run.history[-1] == pytest.approx(kept.diagnostics.elbo, abs=0.02)
+    assert again.run.status is dmvi.Status.SETTLED  # out of the checkpoint
+    np.testing.assert_array_equal(again.sample(20)["beta"], kept.sample(20)["beta"])
+
+
+def test_groups_in_rows(tmp_path, always_trained):
     """A hierarchy whose rows name their group."""
     groups = 30
     rng = np.random.default_rng(2)
@@ -182,7 +203,7 @@ def test_groups_in_rows(tmp_path):
     np.testing.assert_allclose(draws.std(0), (n + 1) ** -0.5, rtol=0.15)
 
 
-def test_an_interrupted_fit_on_batches_goes_on(fitted, tmp_path, monkeypatch):
+def test_an_interrupted_fit_on_batches_goes_on(always_trained, fitted, tmp_path, monkeypatch):
     from dmvi.training import _loop
 
     looks, look_at = [], _loop.look_at

@@ -4,12 +4,14 @@ from dmvi.posterior._compare import Comparison as Comparison
 from dmvi.posterior._compare import compare as compare
 from dmvi.posterior._container import FileError as FileError
 from dmvi.posterior._diagnostics import Diagnostics as Diagnostics
+from dmvi.posterior._draws import Draws as Draws
 from dmvi.posterior._expectation import Expectation as Expectation
 from dmvi.posterior._named import digest as digest
 from dmvi.posterior._named import library_versions as library_versions
 from dmvi.posterior._plots import plot_marginals as plot_marginals
 from dmvi.posterior._plots import plot_plane as plot_plane
 from dmvi.posterior._posterior import Posterior as Posterior
+from dmvi.posterior._posterior import posterior_keys as posterior_keys
 from dmvi.posterior._save import Fit as Fit
 from dmvi.posterior._save import read_fit as read_fit
 from dmvi.posterior._stored import StoredPosterior as StoredPosterior

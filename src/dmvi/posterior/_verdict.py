@@ -128,6 +128,7 @@ _NEXT = {
     Status.INTERRUPTED: "training was interrupted: let it run to its end, with dmvi.resume(posterior)",
     Status.DIVERGED: "updates were not finite: reparameterise the model or switch on jax_enable_x64",
     Status.WARM_START: "training did not improve on its start: try another seed",
+    Status.SETTLED: "training was left out, since a few draws showed nothing to gain: try another seed",
     Status.CONVERGED: "training had reached a plateau, so more steps will not help",
 }
 _PLAIN_GUIDES = ("mean-field", "full-rank")
@@ -145,7 +146,7 @@ def _advice(d: Diagnostics) -> tuple[str, ...]:
     advice = [_NEXT[d.status]]
     if d.guide in _PLAIN_GUIDES:
         advice.append('take another guide: fit(..., guide="diffusion") bends where a Gaussian cannot')
-    elif d.status in (Status.CONVERGED, Status.WARM_START):
+    elif d.status in (Status.CONVERGED, Status.WARM_START, Status.SETTLED):
         advice.append("take a larger guide, as fit(..., guide=dmvi.DiffusionGuide(steps=8)), or MCMC")
     if d.drivers:
         names = ", ".join(driver.name for driver in d.drivers[:_NAMED])

@@ -20,6 +20,7 @@ ITERATIONS = 200  # of a search on the rows held in memory
 PASSES = 20  # over all rows, where a Hessian can be had
 FIRST_ORDER_PASSES = 60  # over all rows, where it cannot
 SHORTER = 4.0  # division of a step that does not climb
+ROUNDING = 1e-6  # of the sum over all rows, relative; a smaller fall may be none
 NEAR = 1e-3  # squared sds of the posterior within which a mode counts as found
 
 
@@ -79,7 +80,7 @@ def _newton(
         found = target.stream.derivatives(mode)
         value, slope = prior.value_and_gradient(mode)
         value, slope = value + found.value, slope + found.slope
-        if best is not None and not value > best[0] - NEAR:
+        if best is not None and not value > best[0] - max(NEAR, ROUNDING * abs(value)):
             step = step / SHORTER  # it went too far
             mode = best[1] + step
             continue

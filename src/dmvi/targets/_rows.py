@@ -251,7 +251,7 @@ def _as_rows(values: Any) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise InputError(f"rows have to hold numbers, got an array of {array.dtype}.")
-    return array.astype(jnp.result_type(float)) if array.dtype.kind == "f" else array
+    return array.astype(jnp.result_type(float), copy=False) if array.dtype.kind == "f" else array
 
 
 def _digest(array: Any) -> str:

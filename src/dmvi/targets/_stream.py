@@ -11,8 +11,11 @@ with L(m) and g = dL(m) summed over all rows once. L(m), which would swamp singl
 the target's `offset`.
 """
 
+import collections
+import concurrent.futures
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +43,10 @@ STEPS_OF_A_GROUP = (
     64  # steps whose batches come from one group of rows of a table, which is read once for them
 )
 CURVATURE_ROWS = 2**19  # most rows behind a Hessian
-NUMBERS = 2**22  # terms of the likelihood worked on at a time when all rows are gone through
+NUMBERS = 2**20  # terms of the likelihood worked on at a time in a pass over all rows: they fit a cache
+MOST_ROWS = 2**15  # and most rows, for the same reason
+CURVATURES = 2**22  # rows times coordinates of a block behind a Hessian
+AT_A_TIME = min(4, os.cpu_count() or 1)  # blocks in work: not all of the work on one is parallel
 WORK = 25 * 10**8  # rows times draws that one pass of the diagnostics may cost
 FEWEST, MOST = 250, 20_000  # draws of the diagnostics
 
@@ -111,26 +117,26 @@ class Stream:
         return jax.jit(functools.partial(function, self.terms), compiler_options=quick_options())
 
     def _blocks(self, times: int) -> Iterator[Block]:
-        size = max(256, min(NUMBERS // times, 2**17))
+        size = max(256, min(NUMBERS // times, MOST_ROWS))
         return prefetched(self.rows.blocks(size, (self.team.rank, self.team.size)))
 
 
 def _derivatives(stream: Stream, xi: np.ndarray) -> np.ndarray:
     """This process's share of L(xi), followed by its slope."""
     point, first = jnp.asarray(xi, jnp.result_type(float)), stream._program(_first)
-    total = np.zeros(1 + xi.size)
-    for block in stream._blocks(1):
+
+    def part(block: Block) -> np.ndarray:
         value, slope = first(point, block)
-        total[0] += float(value)
-        total[1:] += np.asarray(slope, float)
-    return total
+        return np.append(np.asarray(slope, float), float(value))
+
+    return np.roll(_summed(part, stream._blocks(1), 1 + xi.size), 1)
 
 
 def _hessian(stream: Stream, xi: np.ndarray) -> np.ndarray:
     """This process's share of the second derivatives."""
     point, second = jnp.asarray(xi, jnp.result_type(float)), stream._program(_second)
     rows, team = stream.rows, stream.team
-    size = min(NUMBERS // xi.size, CURVATURE_ROWS)
+    size = min(CURVATURES // xi.size, CURVATURE_ROWS)
     if rows.count <= CURVATURE_ROWS:
         blocks, scale = rows.blocks(size, (team.rank, team.size)), 1.0
     else:
@@ -138,18 +144,34 @@ def _hessian(stream: Stream, xi: np.ndarray) -> np.ndarray:
         own = range(team.rank, number, team.size)
         blocks = (rows.draw(np.random.default_rng([1, i]), size) for i in own)
         scale = rows.count / (number * size)
-    total = np.zeros((xi.size, xi.size))
-    for block in prefetched(blocks):
-        total += np.asarray(second(point, block), float)
-    return scale * total
+    shape = (xi.size, xi.size)
+    return scale * _summed(lambda block: np.asarray(second(point, block), float), prefetched(blocks), shape)
 
 
 def _excesses(stream: Stream, xi: np.ndarray, mode: np.ndarray) -> np.ndarray:
     """This process's share of the sum for every draw."""
-    draws, centre = jnp.asarray(xi), jnp.asarray(mode, xi.dtype)
-    total, excess = np.zeros(len(xi)), stream._program(_excess)
-    for block in stream._blocks(len(xi)):
-        total += np.asarray(excess(draws, centre, block), float)
+    draws, centre, excess = jnp.asarray(xi), jnp.asarray(mode, xi.dtype), stream._program(_excess)
+    blocks = stream._blocks(len(xi))
+    return _summed(lambda block: np.asarray(excess(draws, centre, block), float), blocks, len(xi))
+
+
+def _summed(
+    part: Callable[[Block], np.ndarray], blocks: Iterator[Block], shape: int | tuple[int, int]
+) -> np.ndarray:
+    """The sum over blocks, a few of which are worked on at a time; always added up in their order."""
+    total, waiting, traced = np.zeros(shape), collections.deque(), set()
+    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
+        for block in blocks:
+            sizes = tuple(values.shape for values in block.values())
+            work = pool.submit(part, block)
+            if sizes not in traced:  # NumPyro can trace one model at a time
+                traced.add(sizes)
+                concurrent.futures.wait([*waiting, work])
+            waiting.append(work)
+            while len(waiting) > AT_A_TIME:
+                total += waiting.popleft().result()
+        while waiting:
+            total += waiting.popleft().result()
     return total
 
 

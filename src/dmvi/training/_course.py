@@ -59,6 +59,12 @@ class Course:
         """Note what the start is like, before the first chunk is recorded."""
         self.start = self.best = Kept(self.start.guide, look)
 
+    def settle(self, look: Look, step: int) -> None:
+        """End before the first chunk with what there is."""
+        self.open(look)
+        self.looks, self.look_steps = [look], [step]
+        self.status, self.end, self.done = Status.SETTLED, step, True
+
     @property
     def cooldown(self) -> int:
         """Step at which the learning rate begins to fall."""
@@ -181,4 +187,6 @@ class Course:
         if 2 * skipped > step:
             return Status.DIVERGED
         status = self.status if self.done and self.status is not None else Status.INTERRUPTED
-        return Status.WARM_START if guide is self.start.guide and status is not Status.INTERRUPTED else status
+        if guide is not self.start.guide or status in (Status.INTERRUPTED, Status.SETTLED):
+            return status
+        return Status.WARM_START

@@ -117,6 +117,7 @@ class Lanes:
         self._trained, self._targets, self._settings, self._watch = trained, targets, settings, watch
         self._step_keys, self._look_keys = zip(*(children(key, 2) for key in keys), strict=True)
         self._looked = 0
+        self.interrupted = False
         self._states = jax.tree.map(np.array, lanes_start(trained, settings))
         own = self._states.flat.copy()
         looks = self._look(own)
@@ -132,15 +133,24 @@ class Lanes:
                 self._states.flat[i] = flats[i]
 
     def run(self) -> list[LaneOutcome]:
-        """Train until every lane has come to its end."""
+        """Train until every lane has come to its end, or to Ctrl-C, which keeps the best so far."""
         outcomes: list[LaneOutcome | None] = [None] * len(self._courses)
-        while True:
-            for i, course in enumerate(self._courses):
-                if course.done and outcomes[i] is None:
-                    outcomes[i] = self._outcome(i)
-            if all(course.done for course in self._courses):
-                return [outcome for outcome in outcomes if outcome is not None]
-            self._advance()
+        try:
+            while True:
+                for i, course in enumerate(self._courses):
+                    if course.done and outcomes[i] is None:
+                        outcomes[i] = self._outcome(i)
+                if all(course.done for course in self._courses):
+                    break
+                self._advance()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return [self._outcome(i) if outcome is None else outcome for i, outcome in enumerate(outcomes)]
+
+    def untrained(self) -> list[LaneOutcome]:
+        """What there is before the first step."""
+        self.interrupted = True
+        return [self._outcome(i) for i in range(len(self._courses))]
 
     def _advance(self) -> None:
         began = time.perf_counter()
@@ -191,7 +201,8 @@ class Lanes:
         course = self._courses[i]
         step, skipped = int(self._states.step[i]), int(self._states.skipped[i])
         last = self._states.flat[i].copy()
-        flat = course.chosen(last)
+        # Of a chunk that was cut short nothing is known.
+        flat = course.chosen(last) if course.done or not course.steered else course.best.guide
         look = next(
             (kept.look for kept in (course.start, course.best) if kept.guide is flat),
             course.looks[-1] if course.looks else course.start.look,

@@ -46,6 +46,7 @@ class Trainer:
         snapshot: where this very run was interrupted; then `guide` gives no more than the structure.
         watch: called after every chunk.
         team: the processes over whose devices training is spread; this one leads, the others `follow`.
+        settled: a look at the guide that leaves nothing to gain, so that it is kept as it is.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Trainer:
         snapshot: Snapshot | None = None,
         watch: Callable[["Trainer"], None] = lambda trainer: None,
         team: Team = ALONE,
+        settled: Look | None = None,
     ):
         self._target, self._settings, self._progress = target, settings, progress
         step_key, self._look_key = children(key, 2)
@@ -75,10 +77,14 @@ class Trainer:
         self._course = Course(unseen, int(self._state.step), settings, budget)
         if snapshot is not None:
             self._recall(snapshot)
+        elif settled is not None:
+            self._course.settle(settled, int(self._state.step))
 
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
         try:
+            if self._course.done:
+                self._watch(self)
             with contextlib.suppress(KeyboardInterrupt):
                 while not self._course.done:
                     self._advance()
