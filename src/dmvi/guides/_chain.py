@@ -58,8 +58,8 @@ class Chain(Guide):
         log_q = standard_log_prob(z) + end.log_ratio - fixed.affine.log_det()
         # In q the affine map is fixed as well: what it moves, it moves against q's slope at u_0.
         slope = end.slope - jnp.where(sent, end.read_slope, 0.0)
-        landed = self.affine(jax.lax.stop_gradient(end.u))
-        by_affine = with_path_gradient(jnp.zeros_like(log_q), landed, fixed.affine.pull_score(slope))
+        landed = self.affine.whitened(jax.lax.stop_gradient(end.u))
+        by_affine = with_path_gradient(jnp.zeros_like(log_q), landed, fixed.affine.whitened_score(slope))
         return Draw(self.affine(end.u), log_q + by_affine, z)
 
     def sample(self, key, shape=()):

@@ -43,8 +43,9 @@ class Diffusion(Guide):
         affine = frozen(self.affine)
         moved = self.flow.move_path(z, -z, dropout_key)
         log_q = standard_log_prob(z) - moved.log_det - affine.log_det()
-        xi = self.affine(moved.u)
-        return Draw(xi, with_path_gradient(log_q, xi, affine.pull_score(moved.score)), z)
+        w = self.affine.whitened(moved.u)
+        log_q = with_path_gradient(log_q, w, affine.whitened_score(moved.score))
+        return Draw(self.affine.from_whitened(w), log_q, z)
 
     def sample(self, key, shape=()):
         count = math.prod(shape)

@@ -89,8 +89,8 @@ class CoveringELBO(Objective):
         def weigh(key, far):
             draw = guide.draw_path(key, far)
             log_pi, slope = jax.value_and_grad(target.log_density)(jax.lax.stop_gradient(draw.xi))
-            # Far out the density may overflow, which says nothing against the guide's own draws.
-            usable = jnp.isfinite(log_pi) & jnp.all(jnp.isfinite(slope))
+            # Far out the density may overflow or the guide fold, which says nothing against its own draws.
+            usable = jnp.isfinite(log_pi - draw.log_q) & jnp.all(jnp.isfinite(slope))
             lost = jnp.any(far) & ~usable
             log_pi = with_path_gradient(log_pi, draw.xi, jnp.where(lost, 0.0, slope))
             return jnp.where(lost, -jnp.inf, log_pi - draw.log_q), draw.noise

@@ -204,26 +204,6 @@ class Trainer:
             self._left_behind(trained),
         )
 
-    def _kept(self) -> Trained:
-        """The annealed guide, unless an earlier look or the start was better."""
-        trained, look = self._trained, self._looks[-1]
-        best, best_look = self._best
-        noise = 3 * np.hypot(look.error, best_look.error)
-        if look.elbo < best_look.elbo - max(noise, TOLERANCE):
-            trained, look = best, best_look
-        if trained is self._start[0] or self._better_than_start(trained, look):
-            return trained
-        return self._start[0]
-
-    def _better_than_start(self, trained: Trained, look: Look) -> bool:
-        """By the looks on the way where they leave no doubt, else by close ones."""
-        start = self._start[1]
-        if self._target.subsampled:
-            return look.elbo >= start.elbo
-        if look.elbo - start.elbo > 3 * np.hypot(look.error, start.error):
-            return True
-        return self._look_closely(trained).elbo >= self._look_closely(self._start[0]).elbo
-
     def _left_behind(self, trained: Trained) -> State:
         """Where to go on from: the last state, or a fresh optimiser where an earlier guide was kept."""
         if trained is self._trained:
