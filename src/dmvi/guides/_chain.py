@@ -15,7 +15,7 @@ from dmvi._errors import InputError
 from dmvi.diffusion import ReverseChain, build_chain
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
 from dmvi.guides._low_rank import AnyAffine
-from dmvi.guides._noise import spread, standard_log_prob, standard_normal
+from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_normal
 
 LARGEST_SCORE = 50.0  # at which the score feature is cut
 EVIDENCE_PATHS = 64
@@ -66,8 +66,7 @@ class Chain(Guide):
         def one(key):
             return self.affine(self.chain.move(self._start(key), self._noise(key), self._feature()))
 
-        draws = jax.vmap(one)(jr.split(key, math.prod(shape)))
-        return draws.reshape(*shape, self.dim)
+        return in_batches(one, key, shape)
 
     def evidence(self, xi, key=None):
         r"""Estimate of log q(xi) from paths that r draws from xi.
