@@ -22,7 +22,7 @@ help:  ## list these commands
 
 install: $(STAMP)  ## create .venv and install the package with its pins
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' --constraint constraints.txt
 	@touch $@
