@@ -13,6 +13,7 @@ ERRORS = "dmvi._errors"
 RUN = "dmvi._run"
 RANDOM = "dmvi._random"
 COMPILE = "dmvi._compile"
+TEAM = "dmvi._team"
 RECIPES = "dmvi._recipes"
 STAGES = ["targets", "diffusion", "guides", "objectives", "training", "starts", "posterior"]
 
@@ -22,11 +23,12 @@ ARROWS = {
     "_run": set(),
     "_random": set(),
     "_compile": set(),
+    "_team": {ERRORS},
     "diffusion": {ERRORS, RANDOM},
-    "targets": {ERRORS, COMPILE},
+    "targets": {ERRORS, COMPILE, TEAM},
     "guides": {ERRORS, "dmvi.diffusion"},
     "objectives": {ERRORS, COMPILE, RANDOM, GUIDE, TARGET},
-    "training": {ERRORS, COMPILE, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
+    "training": {ERRORS, COMPILE, RANDOM, RUN, TEAM, GUIDE, TARGET, "dmvi.objectives"},
     "starts": {
         ERRORS,
         COMPILE,
@@ -39,15 +41,26 @@ ARROWS = {
     },
     "posterior": {ERRORS, COMPILE, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "_recipes": {ERRORS, "dmvi.diffusion", "dmvi.guides", "dmvi.targets"},
+    "_start": {RECIPES, TEAM, "dmvi.guides", "dmvi.starts", "dmvi.targets", "dmvi.training"},
     "_checkpoint": {
         ERRORS,
         RECIPES,
+        "dmvi._start",
         "dmvi.guides",
         "dmvi.targets",
         "dmvi.training",
         "dmvi.posterior",
     },
-    "_fit": {ERRORS, "dmvi._checkpoint", RANDOM, RUN, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
+    "_fit": {
+        ERRORS,
+        "dmvi._checkpoint",
+        "dmvi._start",
+        RANDOM,
+        RUN,
+        TEAM,
+        RECIPES,
+        *(f"dmvi.{stage}" for stage in STAGES),
+    },
     "_load": {ERRORS, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
     "_fit_many": {
         ERRORS,

@@ -13,10 +13,11 @@ import numpy as np
 
 from dmvi._errors import InputError
 from dmvi._recipes import describe_base, guide_from
-from dmvi.guides import Guide, GuideRecipe
+from dmvi._start import Start, anchor_of, anchored
+from dmvi.guides import GuideRecipe
 from dmvi.posterior import digest, library_versions
 from dmvi.posterior._container import read, write
-from dmvi.targets import Derivatives, Target, anchored_at
+from dmvi.targets import Target
 from dmvi.training import Snapshot, Trainer
 
 FILE = "training.dmvi"
@@ -29,18 +30,14 @@ class Found(NamedTuple):
     """What a checkpoint holds.
 
     Attributes:
-        guide: the structure of the guide; the numbers are in the snapshot.
-        warm_start: name of the start that won.
+        start: the structure of the guide, whose numbers are in the snapshot, and the target.
         seconds: how long the fit had run.
         snapshot: where training stood.
-        target: the target, with control variates where it had them.
     """
 
-    guide: Guide
-    warm_start: str
+    start: Start
     seconds: float
     snapshot: Snapshot
-    target: Target
 
 
 class Checkpoint:
@@ -103,18 +100,16 @@ class Checkpoint:
         guide = guide_from(recipe, record["base"], self._target.dim)
         target = self._target
         if "anchor" in arrays:
-            mode, slope = arrays["anchor"]
-            target = anchored_at(target, mode, Derivatives(record["offset"], slope))
-        snapshot = Snapshot(arrays, record["course"])
-        found = Found(guide, record["warm_start"], record["seconds"], snapshot, target)
+            target = anchored(target, arrays["anchor"], record["offset"])
+        start = Start(guide, record["warm_start"], target)
+        found = Found(start, record["seconds"], Snapshot(arrays, record["course"]))
         self._began -= found.seconds
         return found
 
-    def begin(self, warm_start: str, guide: Guide, target: Target) -> None:
+    def begin(self, start: Start) -> None:
         """From here on there is something to save."""
-        self._warm_start, self._base, self._offset = warm_start, describe_base(guide), target.offset
-        if target.stream is not None and "mode" in target.data:
-            self._anchor = {"anchor": np.stack([target.data["mode"], target.data["slope"]])}
+        self._warm_start, self._base = start.name, describe_base(start.guide)
+        self._offset, self._anchor = start.target.offset, anchor_of(start.target)
 
     def watch(self, trainer: Trainer) -> None:
         """Save where it is time to."""

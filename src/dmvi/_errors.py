@@ -7,3 +7,7 @@ class InputError(ValueError):
     Every mistake that dmvi can see before training raises this one class, so the command line
     can print the message alone and a script can catch it without hiding real faults.
     """
+
+
+class LostProcessError(RuntimeError):
+    """One of several processes of a fit has ended, so that the others cannot go on."""

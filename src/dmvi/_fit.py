@@ -21,26 +21,18 @@ from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
 from dmvi._run import Run
+from dmvi._start import Start, begin, hear, tell
+from dmvi._team import Team
 from dmvi.guides import (
     ChainGuide,
     DiffusionGuide,
     FlowGuide,
     GaussianGuide,
-    Guide,
     GuideRecipe,
     anchored,
-    mixture,
 )
 from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
-from dmvi.starts import (
-    HIGH_DIMENSION,
-    WarmStart,
-    cold_start,
-    high_dimensional_start,
-    streamed_start,
-    warm_start,
-)
 from dmvi.targets import Target, as_target, from_rows
 from dmvi.training import (
     Budget,
@@ -50,6 +42,7 @@ from dmvi.training import (
     Trainer,
     as_mesh,
     default_optimizer,
+    follow,
     progress_for,
 )
 
@@ -115,7 +108,8 @@ def fit(
         control_variates: with `batch_size`, whether batches are corrected by the likelihood's slope at the
             warm start's mode, which takes most of their noise away.
         mesh: devices to train on: their number, over which particles are spread, or a `jax.sharding.Mesh`
-            with axes "particles" and "rows".
+            with axes "particles" and "rows". Where `jax.distributed` has joined several processes it may
+            be of all their devices; then the same call is made in each of them.
         time_limit: seconds after which training winds down; the best fit so far is kept.
         progress: show the live line. Ctrl-C keeps the best fit so far.
         checkpoint: a folder to save training in; the same call, made again after an interruption, goes on
@@ -132,29 +126,29 @@ def fit(
     began = time.perf_counter()
     recipe = recipe_of(guide)
     check_choices(seed, steps, particles, time_limit, optimizer, objective)
-    target = _target(model, data, args, init, batch_size)
+    devices = as_mesh(mesh, int(particles), batch_size)
+    team = Team.of(devices)
+    target = _target(model, data, args, init, batch_size, team)
     record = settings_record(model, recipe, steps, particles, optimizer, objective, time_limit)
     record |= {} if batch_size is None else {"batch_size": batch_size, "control_variates": control_variates}
     recipe = recipe.seeing(visible_density(target))
     keys = fit_keys(int(seed))
     settings = training_settings(recipe, int(steps), int(particles), optimizer, objective)
-    settings = dataclasses.replace(settings, mesh=as_mesh(mesh, int(particles), batch_size))
+    settings = dataclasses.replace(settings, mesh=devices)
     _check_recipe(recipe, settings.objective, target.dim)
     if settings.objective.caution is not None:
         warnings.warn(settings.objective.caution, stacklevel=2)
     saved = None
-    if checkpoint is not None:
+    if checkpoint is not None and team.leads:
         saved = Checkpoint(checkpoint, checkpoint_every, target, {**record, "seed": int(seed)}, began)
-    line = progress_for(progress)
+    line = progress_for(progress and team.leads)
     try:
         with saved or contextlib.nullcontext():
             limits = (int(steps), time_limit)
-            outcome, start_name, target = _train(
-                recipe, target, settings, keys, limits, line, saved, control_variates
-            )
+            outcome, start = _train(recipe, target, settings, keys, limits, line, saved, control_variates)
     finally:
         line.close()
-    target = eqx.tree_at(lambda t: t.params, target, outcome.params)
+    target = eqx.tree_at(lambda t: t.params, start.target, outcome.params)
     run = Run(
         status=outcome.status,
         steps=outcome.steps,
@@ -162,7 +156,7 @@ def fit(
         skipped=outcome.skipped,
         history=outcome.history + target.offset,
         history_steps=outcome.history_steps,
-        warm_start=start_name,
+        warm_start=start.name,
         guide_name=recipe.name,
         seed=int(seed),
         settings={**record, "base": describe_base(outcome.guide)},
@@ -179,30 +173,33 @@ def _train(
     line: Progress,
     saved: Checkpoint | None,
     variates: bool,
-) -> tuple[Outcome, str, Target]:
-    """Warm start and training, or the rest of a checkpoint's; the start's name; the target trained on."""
-    began, (steps, seconds) = time.perf_counter(), limits
+) -> tuple[Outcome, Start]:
+    """Warm start and training, or the rest of a checkpoint's; processes that do not lead follow."""
+    began, (steps, seconds), team = time.perf_counter(), limits, Team.of(settings.mesh)
+    if not team.leads:
+        start = hear(recipe, target, team)
+        return follow(start.guide, start.target, settings, key=keys[2], team=team), start
     found = None if saved is None else saved.found(recipe)
     if found is None:
-        start, target = _start(recipe, target, keys[0], line, variates)
-        target = eqx.tree_at(lambda t: t.params, target, start.params)
-        guide, name, snapshot = _guide(recipe, start, keys[1]), start.name, None
+        start, snapshot = begin(recipe, target, keys, line, variates), None
     else:
-        guide, name, snapshot, target = found.guide, found.warm_start, found.snapshot, found.target
+        start, snapshot = found.start, found.snapshot
         began -= found.seconds
+    tell(start, team)
     if saved is not None:
-        saved.begin(name, guide, target)
+        saved.begin(start)
     trainer = Trainer(
-        guide,
-        target,
+        start.guide,
+        start.target,
         settings,
         Budget(steps, None if seconds is None else began + seconds),
         key=keys[2],
         progress=line,
         snapshot=snapshot,
         watch=_ignore if saved is None else saved.watch,
+        team=team,
     )
-    return trainer.run(), name, target
+    return trainer.run(), start
 
 
 def _ignore(trainer: Trainer) -> None:
@@ -237,14 +234,6 @@ def settings_record(
     }
 
 
-def _guide(recipe: GuideRecipe, start: WarmStart, key: PRNGKeyArray) -> Guide:
-    """The recipe's guide on the warm start's Gaussian, or one on each of several."""
-    if start.modes is None:
-        return recipe.build(start.affine, key=key)
-    modes = start.modes
-    return mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=key)
-
-
 def training_settings(
     recipe: GuideRecipe,
     steps: int,
@@ -263,21 +252,7 @@ def training_settings(
     )
 
 
-def _start(
-    recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress, variates: bool
-) -> tuple[WarmStart, Target]:
-    """A base of low rank in high dimension, unless a Gaussian of a certain kind was asked for."""
-    full = recipe.name != "mean-field"
-    if not recipe.warm:
-        return cold_start(target), target
-    if target.stream is not None:
-        return streamed_start(target, full=full, key=key, progress=line, control_variates=variates)
-    if target.dim > HIGH_DIMENSION and not isinstance(recipe, GaussianGuide):
-        return high_dimensional_start(target, key=key, progress=line), target
-    return warm_start(target, full=full, key=key, progress=line, mixes=recipe.mixes), target
-
-
-def _target(model: Any, data: Any, args: tuple, init: Any, batch_size: int | None) -> Target:
+def _target(model: Any, data: Any, args: tuple, init: Any, batch_size: int | None, team: Team) -> Target:
     """The target of the arguments of `fit`."""
     if batch_size is None:
         if isinstance(data, str | Path):
@@ -287,7 +262,7 @@ def _target(model: Any, data: Any, args: tuple, init: Any, batch_size: int | Non
         raise InputError(
             "batch_size goes with a NumPyro model and its arguments in data, and with nothing else."
         )
-    return from_rows(model, data, batch_size)
+    return from_rows(model, data, batch_size, team)
 
 
 def recipe_of(guide: str | GuideRecipe) -> GuideRecipe:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dmvi._errors import InputError
-from dmvi.cli._data import read_data
+from dmvi.cli._data import name_data, read_data
 
 
 def test_json_numbers_stay_numbers_and_lists_become_arrays(tmp_path):
@@ -127,3 +127,15 @@ def test_text_in_another_encoding_is_refused(tmp_path):
     path.write_bytes('{"größe": 1}'.encode("latin-1"))
     with pytest.raises(InputError, match="UTF-8"):
         read_data(path)
+
+
+def test_rows_for_batches_may_be_named_instead_of_held(tmp_path):
+    (tmp_path / "files.json").write_text('{"x": "x.npy", "groups": 3, "prior": [1.0, 2.0]}')
+    found = name_data(tmp_path / "files.json")
+    assert isinstance(found, dict)
+    assert found["x"] == str(tmp_path / "x.npy")
+    assert found["groups"] == 3
+    np.testing.assert_array_equal(found["prior"], [1.0, 2.0])
+    assert name_data(tmp_path / "table.parquet") == str(tmp_path / "table.parquet")
+    with pytest.raises(InputError, match="to be a number or a list of numbers"):
+        read_data(tmp_path / "files.json")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dmvi._errors import InputError
 from dmvi._fit import PARTICLES, STEPS
 from dmvi.cli._exits import Exit, explained
 from dmvi.cli._many import ManyValues
@@ -57,7 +58,8 @@ def fit(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The model's arguments by name: .json (an object), .npz (arrays) or .csv (columns).",
+            help="The model's arguments by name: .json (an object), .npz (arrays) or .csv (columns); with "
+            "--batch-size also .parquet, .arrow, or .json that names .npy files.",
         ),
     ] = None,
     guide: Annotated[
@@ -71,6 +73,28 @@ def fit(
     particles: Annotated[int, typer.Option(min=1, metavar="N", help="Draws per step.")] = PARTICLES,
     time_limit: Annotated[
         float | None, typer.Option(min=0.0, metavar="SECONDS", help="Stop training after this long.")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="ROWS", help="Rows per step, for data too long for memory."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Save training there; the same command goes on from it."),
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Time between two saves.")
+    ] = 30.0,
+    distributed: Annotated[
+        bool,
+        typer.Option("--distributed", help="One of several processes that make this fit together."),
+    ] = False,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where process 0 can be reached.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many there are.")] = None,
+    process_id: Annotated[
+        int | None, typer.Option(min=0, metavar="I", help="Number of this one, from 0.")
     ] = None,
     draws: Annotated[
         int, typer.Option(min=1, metavar="N", help="Posterior draws to summarise and to write.")
@@ -106,9 +130,19 @@ def fit(
 
       dmvi fit model.py:regression --data arrays.npz --time-limit 60 --out draws.nc
 
+      dmvi fit model.py:regression --data files.json --batch-size 1000 --checkpoint saved --out fit.dmvi
+
     where model.py holds, for columns or keys named y and sigma,
 
       def eight_schools(y, sigma): ...
+
+    [bold]Several processes[/bold], on one machine or many: each gets the same command and its own number,
+
+      dmvi fit ... --distributed --coordinator host0:1234 --processes 2 --process-id 0
+
+      dmvi fit ... --distributed --coordinator host0:1234 --processes 2 --process-id 1
+
+    or srun and mpirun start them all, and no more than --distributed is needed. Process 0 prints and writes.
 
     The .npz file has one array for each variable, draws first, and the diagnostics as JSON under "dmvi.json".
     If the verdict is to trust the draws after resampling, they are resampled.
@@ -123,24 +157,33 @@ def fit(
 
       3    done, but the verdict is not to trust the draws
 
+      5    another process of a distributed fit was lost
+
       130  interrupted before there was a fit
     """
-    from dmvi.cli._fit import run_fit
+    from dmvi.cli._distributed import Company
+    from dmvi.cli._fit import Output, Training, run_fit
 
+    company = Company(coordinator, processes, process_id)
     with explained():
+        if not distributed and company != Company(None, None, None):
+            raise InputError("--coordinator, --processes and --process-id go with --distributed; add it.")
+        company = company if distributed else None
         code = run_fit(
             model=model,
             data=data,
-            guide=guide,
-            seed=seed,
-            steps=steps,
-            particles=particles,
-            time_limit=time_limit,
-            draws=draws,
-            out=out,
-            report=report,
-            force=force,
-            quiet=quiet,
+            training=Training(
+                guide=guide,
+                seed=seed,
+                steps=steps,
+                particles=particles,
+                time_limit=time_limit,
+                batch_size=batch_size,
+                checkpoint=checkpoint,
+                checkpoint_every=checkpoint_every,
+            ),
+            output=Output(draws, out, report, force, quiet),
+            company=company,
         )
     raise typer.Exit(code)
 

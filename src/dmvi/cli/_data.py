@@ -10,12 +10,28 @@ from typing import Any
 import numpy as np
 
 from dmvi._errors import InputError
+from dmvi.targets import TABLES
 
 
-def read_data(path: Path) -> dict[str, Any]:
+def name_data(path: Path) -> dict[str, Any] | str:
+    """Arguments of a model whose rows will be read in batches.
+
+    The file may be a Parquet or Arrow table too, whose name is given back, and a .json file may name .npy
+    files, beside itself, instead of holding lists.
+    """
+    if path.suffix.lower() in TABLES:
+        return str(path)
+    return read_data(path, named=True)
+
+
+def read_data(path: Path, *, named: bool = False) -> dict[str, Any]:
     """Arguments of a model by name, from a .json, .npz or .csv file.
 
     Single numbers stay Python numbers, which models need for sizes; lists and columns become arrays.
+
+    Args:
+        path: the file.
+        named: whether a .json file may name .npy files; their names are given back.
     """
     readers: dict[str, Callable[[Path], dict[str, Any]]] = {".json": _json, ".npz": _npz, ".csv": _csv}
     reader = readers.get(path.suffix.lower())
@@ -26,14 +42,30 @@ def read_data(path: Path) -> dict[str, Any]:
             f"there is no data file {str(path)!r}; check the path, which starts from {Path.cwd()}."
         )
     try:
-        return reader(path)
+        return _with_files(path) if named and reader is _json else reader(path)
     except OSError as error:
         raise InputError(f"the data file {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"the data file {str(path)!r} is not text in UTF-8; save it as UTF-8.") from error
 
 
+def _with_files(path: Path) -> dict[str, Any]:
+    """A .json file in which a text that ends in .npy names a file with the values."""
+    content = _object(path)
+    named = {
+        name: str(path.parent / value)
+        for name, value in content.items()
+        if isinstance(value, str) and value.endswith(".npy")
+    }
+    rest = {name: value for name, value in content.items() if name not in named}
+    return named | {name: _json_value(path, name, value) for name, value in rest.items()}
+
+
 def _json(path: Path) -> dict[str, Any]:
+    return {name: _json_value(path, name, value) for name, value in _object(path).items()}
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -43,7 +75,7 @@ def _json(path: Path) -> dict[str, Any]:
             f'expected {path} to hold an object of arguments by name, {{"y": [1.2, 3.4]}}; '
             f"got a {type(content).__name__}."
         )
-    return {name: _json_value(path, name, value) for name, value in content.items()}
+    return content
 
 
 def _json_value(path: Path, name: str, value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from dmvi._errors import InputError
+from dmvi._errors import InputError, LostProcessError
 
 
 class Exit(enum.IntEnum):
@@ -19,6 +19,7 @@ class Exit(enum.IntEnum):
     MISTAKE = 2
     DO_NOT_TRUST = 3
     UNFINISHED = 4
+    LOST = 5
     INTERRUPTED = 130
 
 
@@ -33,6 +34,8 @@ def explained(user_file: Path | None = None) -> Iterator[None]:
         yield
     except InputError as error:
         _end(f"error: {error}", Exit.MISTAKE)
+    except LostProcessError as error:
+        _end(f"error: {error}", Exit.LOST)
     except KeyboardInterrupt:
         _end("interrupted", Exit.INTERRUPTED)
     except Exception as error:

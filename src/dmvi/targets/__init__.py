@@ -7,6 +7,7 @@ from dmvi.targets._family import Family as Family
 from dmvi.targets._family import family as family
 from dmvi.targets._jax import from_log_density as from_log_density
 from dmvi.targets._numpyro import from_numpyro as from_numpyro
+from dmvi.targets._rows import TABLES as TABLES
 from dmvi.targets._stream import Derivatives as Derivatives
 from dmvi.targets._stream import Stream as Stream
 from dmvi.targets._stream import anchored_at as anchored_at

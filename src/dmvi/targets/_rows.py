@@ -15,6 +15,9 @@ from dmvi._errors import InputError
 Block = dict[str, np.ndarray]
 TABLES = (".parquet", ".pq", ".arrow", ".feather")
 PIECES = 16  # places in the data from which a batch of one array is put together
+Range = tuple[int, int]
+Share = tuple[int, int]  # number of a process, and how many share the work
+ALL = (0, 1)
 
 
 Item = TypeVar("Item")
@@ -40,18 +43,25 @@ class Rows(abc.ABC):
     count: int
 
     @abc.abstractmethod
-    def draw(self, rng: np.random.Generator, size: int, place: np.random.Generator | None = None) -> Block:
+    def draw(
+        self,
+        rng: np.random.Generator,
+        size: int,
+        place: np.random.Generator | None = None,
+        part: Range | None = None,
+    ) -> Block:
         """`size` rows, every row with probability size / N; neighbours in the data may come together.
 
         Args:
             rng: chooses the rows.
             size: how many.
             place: chooses the group of rows of a table, of which only one is held; None leaves it to `rng`.
+            part: which of these rows are read and given back, from one number up to another; None for all.
         """
 
     @abc.abstractmethod
-    def blocks(self, size: int) -> Iterator[Block]:
-        """All rows once, in order, at most `size` at a time."""
+    def blocks(self, size: int, share: Share = ALL) -> Iterator[Block]:
+        """A process's share of the rows, once, in order, at most `size` at a time."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -65,20 +75,26 @@ class ArrayRows(Rows):
         self._columns = dict(columns)
         self.count = next(iter(columns.values())).shape[0]
 
-    def draw(self, rng, size, place=None):
+    def draw(self, rng, size, place=None, part=None):
+        begin, end = part or (0, size)
         pieces = min(PIECES, size)
         lengths = np.full(pieces, size // pieces) + (np.arange(pieces) < size % pieces)
         starts = rng.integers(0, self.count, pieces)
+        first = np.cumsum(lengths) - lengths  # number in the batch of a piece's first row
+        low, high = np.clip(begin - first, 0, lengths), np.clip(end - first, 0, lengths)
+        wanted = [
+            (int(s + a) % self.count, int(b - a)) for s, a, b in zip(starts, low, high, strict=True) if b > a
+        ]
         return {
-            name: np.concatenate(
-                [_circular(column, int(s), int(n)) for s, n in zip(starts, lengths, strict=True)]
-            )
+            name: np.concatenate([_circular(column, start, count) for start, count in wanted])
             for name, column in self._columns.items()
         }
 
-    def blocks(self, size):
-        for start in range(0, self.count, size):
-            yield {name: _as_rows(column[start : start + size]) for name, column in self._columns.items()}
+    def blocks(self, size, share=ALL):
+        begin, end = (self.count * number // share[1] for number in (share[0], share[0] + 1))
+        for start in range(begin, end, size):
+            stop = min(start + size, end)
+            yield {name: _as_rows(column[start:stop]) for name, column in self._columns.items()}
 
     def fingerprint(self):
         found = hashlib.sha256()
@@ -124,15 +140,15 @@ class TableRows(Rows):
         self.count = int(sum(self._sizes))
         self._held: tuple[int, Rows] | None = None
 
-    def draw(self, rng, size, place=None):
+    def draw(self, rng, size, place=None, part=None):
         shares = np.array(self._sizes) / self.count
         group = int((place or rng).choice(len(self._sizes), p=shares))
         if self._held is None or self._held[0] != group:
             self._held = (group, ArrayRows(self._read(group)))
-        return self._held[1].draw(rng, size)
+        return self._held[1].draw(rng, size, part=part)
 
-    def blocks(self, size):
-        for group in range(len(self._sizes)):
+    def blocks(self, size, share=ALL):
+        for group in range(share[0], len(self._sizes), share[1]):
             yield from ArrayRows(self._read(group)).blocks(size)
 
     def _read(self, group: int) -> Block:

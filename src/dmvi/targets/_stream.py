@@ -24,13 +24,14 @@ from jaxtyping import Array, Float
 
 from dmvi._compile import quick_options
 from dmvi._errors import InputError
+from dmvi._team import ALONE, Message, Team
 from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
 from dmvi.targets._checks import explain_failure
 from dmvi.targets._numpyro import check_probe, probe_program, program_target
 from dmvi.targets._numpyro_predictive import predictive
 from dmvi.targets._numpyro_program import Program
 from dmvi.targets._numpyro_sites import Sites, log_prob
-from dmvi.targets._rows import Block, Rows, open_rows, prefetched
+from dmvi.targets._rows import Block, Range, Rows, open_rows, prefetched
 from dmvi.targets._target import Target
 
 REFERENCE = 16_384  # rows held in memory, on which looks and the search for modes are made
@@ -62,17 +63,20 @@ class Stream:
         batch_size: rows of a training step.
         terms: from xi and a block of rows to the terms of the log-likelihood.
         prior: from xi and any block to the rest of log pi.
+        team: the processes that share the passes; each goes through rows of its own. The point is that of the
+            leading process, and a call in the others waits for one there.
     """
 
     rows: Rows
     batch_size: int
     terms: Callable[[Array, Any], Terms]
     prior: Callable[[Array, Any], Array]
+    team: Team = ALONE
 
-    def batch(self, seed: int, step: int) -> Block:
-        """The rows of one training step: the same for the same seed and step."""
+    def batch(self, seed: int, step: int, part: Range | None = None) -> Block:
+        """The rows of one training step, or a part of them: the same for the same seed and step."""
         place = np.random.default_rng([seed, step // STEPS_OF_A_GROUP, 1])
-        return self.rows.draw(np.random.default_rng([seed, step, 0]), self.batch_size, place)
+        return self.rows.draw(np.random.default_rng([seed, step, 0]), self.batch_size, place, part)
 
     @property
     def draws(self) -> int:
@@ -81,43 +85,75 @@ class Stream:
 
     def derivatives(self, xi: np.ndarray) -> Derivatives:
         """L(xi) and its slope over all rows, in one pass."""
-        point, first = jnp.asarray(xi, jnp.result_type(float)), self._program(_first)
-        value, slope = 0.0, np.zeros(xi.size)
-        for block in self._blocks(1):
-            part = first(point, block)
-            value += float(part[0])
-            slope += np.asarray(part[1], float)
-        return Derivatives(value, slope)
+        found = self._pass("derivatives", xi=xi)
+        return Derivatives(float(found[0]), found[1:])
 
     def hessian(self, xi: np.ndarray) -> Float[np.ndarray, "dim dim"]:
         """Second derivatives of L at xi: over all rows, or estimated from CURVATURE_ROWS of them."""
-        point, second = jnp.asarray(xi, jnp.result_type(float)), self._program(_second)
-        size = min(NUMBERS // xi.size, CURVATURE_ROWS)
-        if self.rows.count <= CURVATURE_ROWS:
-            blocks, scale = self.rows.blocks(size), 1.0
-        else:
-            rng, number = np.random.default_rng(1), CURVATURE_ROWS // size
-            blocks = (self.rows.draw(rng, size) for _ in range(number))
-            scale = self.rows.count / (number * size)
-        total = np.zeros((xi.size, xi.size))
-        for block in prefetched(blocks):
-            total += np.asarray(second(point, block), float)
-        return scale * total
+        return self._pass("hessian", xi=xi)
 
     def excess(self, xi: Float[np.ndarray, "n dim"], mode: np.ndarray) -> Float[np.ndarray, " n"]:
         """sum_i [l_i(xi_k) - l_i(m)] for every draw xi_k, in one pass; differences are taken row by row."""
-        draws, centre = jnp.asarray(xi), jnp.asarray(mode, xi.dtype)
-        total, excess = np.zeros(len(xi)), self._program(_excess)
-        for block in self._blocks(len(xi)):
-            total += np.asarray(excess(draws, centre, block), float)
-        return total
+        return self._pass("excess", xi=xi, mode=mode)
+
+    def serve(self) -> Message:
+        """Share the passes that the leading process makes, up to its first message of another kind."""
+        return self.team.serve(dict.fromkeys(_PASSES, self._share))
+
+    def _pass(self, name: str, **points: np.ndarray) -> np.ndarray:
+        return self._share(self.team.hear(Message(name, points)))
+
+    def _share(self, asked: Message) -> np.ndarray:
+        return self.team.total(_PASSES[asked.word](self, **asked.arrays))
 
     @functools.cache  # noqa: B019  one stream per fit
     def _program(self, function: Callable) -> Callable:
         return jax.jit(functools.partial(function, self.terms), compiler_options=quick_options())
 
     def _blocks(self, times: int) -> Iterator[Block]:
-        return prefetched(self.rows.blocks(max(256, min(NUMBERS // times, 2**17))))
+        size = max(256, min(NUMBERS // times, 2**17))
+        return prefetched(self.rows.blocks(size, (self.team.rank, self.team.size)))
+
+
+def _derivatives(stream: Stream, xi: np.ndarray) -> np.ndarray:
+    """This process's share of L(xi), followed by its slope."""
+    point, first = jnp.asarray(xi, jnp.result_type(float)), stream._program(_first)
+    total = np.zeros(1 + xi.size)
+    for block in stream._blocks(1):
+        value, slope = first(point, block)
+        total[0] += float(value)
+        total[1:] += np.asarray(slope, float)
+    return total
+
+
+def _hessian(stream: Stream, xi: np.ndarray) -> np.ndarray:
+    """This process's share of the second derivatives."""
+    point, second = jnp.asarray(xi, jnp.result_type(float)), stream._program(_second)
+    rows, team = stream.rows, stream.team
+    size = min(NUMBERS // xi.size, CURVATURE_ROWS)
+    if rows.count <= CURVATURE_ROWS:
+        blocks, scale = rows.blocks(size, (team.rank, team.size)), 1.0
+    else:
+        number = CURVATURE_ROWS // size
+        own = range(team.rank, number, team.size)
+        blocks = (rows.draw(np.random.default_rng([1, i]), size) for i in own)
+        scale = rows.count / (number * size)
+    total = np.zeros((xi.size, xi.size))
+    for block in prefetched(blocks):
+        total += np.asarray(second(point, block), float)
+    return scale * total
+
+
+def _excesses(stream: Stream, xi: np.ndarray, mode: np.ndarray) -> np.ndarray:
+    """This process's share of the sum for every draw."""
+    draws, centre = jnp.asarray(xi), jnp.asarray(mode, xi.dtype)
+    total, excess = np.zeros(len(xi)), stream._program(_excess)
+    for block in stream._blocks(len(xi)):
+        total += np.asarray(excess(draws, centre, block), float)
+    return total
+
+
+_PASSES = {"derivatives": _derivatives, "hessian": _hessian, "excess": _excesses}
 
 
 def _first(terms: Callable, xi: Array, block: Block) -> tuple[Array, Array]:
@@ -140,7 +176,9 @@ def _total(terms: Terms) -> Array:
     return sum((jnp.sum(term) for term in terms.values()), jnp.zeros(()))
 
 
-def from_rows(model: Callable, data: Mapping[str, Any] | str | Path, batch_size: int) -> Target:
+def from_rows(
+    model: Callable, data: Mapping[str, Any] | str | Path, batch_size: int, team: Team = ALONE
+) -> Target:
     """A NumPyro model whose likelihood is a sum over rows as a Target that is trained on batches.
 
     Args:
@@ -148,6 +186,7 @@ def from_rows(model: Callable, data: Mapping[str, Any] | str | Path, batch_size:
         data: its arguments. Arrays (or names of .npy files) of the greatest length are rows; a name of a
             Parquet or Arrow file stands for all of its columns; everything else is the same for all rows.
         batch_size: rows per training step.
+        team: the processes that share the rows.
 
     Raises:
         InputError: if model and data do not fit, or a latent variable belongs to single rows.
@@ -160,9 +199,9 @@ def from_rows(model: Callable, data: Mapping[str, Any] | str | Path, batch_size:
     fixed = {name: first.kwargs[name] for name in shared}
     try:
         try:
-            return _target(model, fixed, reference, rows, batch_size)
+            return _target(model, fixed, reference, rows, batch_size, team)
         except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError):
-            return _target(model, jax.tree.map(jnp.asarray, fixed), reference, rows, batch_size)
+            return _target(model, jax.tree.map(jnp.asarray, fixed), reference, rows, batch_size, team)
     except InputError:
         raise
     except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
@@ -178,7 +217,14 @@ def _reference(rows: Rows) -> Block:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _target(model: Callable, fixed: dict[str, Any], reference: Block, rows: Rows, batch_size: int) -> Target:
+def _target(
+    model: Callable,
+    fixed: dict[str, Any],
+    reference: Block,
+    rows: Rows,
+    batch_size: int,
+    team: Team,
+) -> Target:
     def program(block: Any, sites: Any) -> Program:
         kwargs = {**fixed, **block}
         return Program(model, Arguments((), kwargs, kwargs), sites)
@@ -226,7 +272,11 @@ def _target(model: Callable, fixed: dict[str, Any], reference: Block, rows: Rows
         data=data,
         _bind=bind,
         stream=Stream(
-            rows, batch_size, lambda xi, block: parts(xi, block)[1], lambda xi, block: parts(xi, block)[0]
+            rows,
+            batch_size,
+            lambda xi, block: parts(xi, block)[1],
+            lambda xi, block: parts(xi, block)[0],
+            team,
         ),
     )
 

@@ -1,5 +1,9 @@
 """The loop that fits a guide to a target."""
 
+from dmvi.training._chunks import Outcome as Outcome
+from dmvi.training._chunks import filled as filled
+from dmvi.training._chunks import follow as follow
+from dmvi.training._chunks import leaves_of as leaves_of
 from dmvi.training._course import Budget as Budget
 from dmvi.training._course import Course as Course
 from dmvi.training._course import Kept as Kept
@@ -7,7 +11,6 @@ from dmvi.training._lanes import LaneOutcome as LaneOutcome
 from dmvi.training._lanes import Lanes as Lanes
 from dmvi.training._lanes import lanes_with_flat as lanes_with_flat
 from dmvi.training._look import Look as Look
-from dmvi.training._loop import Outcome as Outcome
 from dmvi.training._loop import Snapshot as Snapshot
 from dmvi.training._loop import Trainer as Trainer
 from dmvi.training._mesh import as_mesh as as_mesh

@@ -2,55 +2,27 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from dmvi._compile import compiled
-from dmvi._errors import InputError
-from dmvi._random import children, seed_of
-from dmvi._run import Status
+from dmvi._random import children
+from dmvi._team import ALONE, Message, Team
 from dmvi.guides._guide import Guide
-from dmvi.targets._target import Batch, Target
+from dmvi.targets._target import Target
+from dmvi.training._chunks import STOPPED, Chunks, Outcome, compiled_start, filled, leaves_of, told
 from dmvi.training._course import Budget, Course, Kept
-from dmvi.training._feed import Feed
 from dmvi.training._look import Look, look_at, look_back
-from dmvi.training._mesh import gathered
 from dmvi.training._progress import Progress
-from dmvi.training._state import Seen, Settings, State, Trained, initial_state, run_chunk
+from dmvi.training._state import Seen, Settings, State, Trained
 
 OPENING = 8  # steps that hardly move the guide yet, so that their draws tell what it was like before
 ROUGHLY = 60  # draws from which they do
-
-compiled_start = compiled(initial_state)
-
-
-@compiled
-def compiled_chunk(
-    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray, batches: Batch
-) -> tuple[State, Trained, Seen]:
-    """A chunk of steps and what it has trained."""
-    state, seen = run_chunk(state, trained, target, settings, key, batches)
-    return state, trained.with_flat(state.flat), seen
-
-
-class Outcome(NamedTuple):
-    """What training gives back."""
-
-    guide: Guide
-    params: dict[str, Array]
-    status: Status
-    steps: int
-    skipped: int
-    history: np.ndarray
-    history_steps: np.ndarray
-    state: State
 
 
 class Snapshot(NamedTuple):
@@ -73,6 +45,7 @@ class Trainer:
         state: where an earlier run ended, to go on from; None begins anew.
         snapshot: where this very run was interrupted; then `guide` gives no more than the structure.
         watch: called after every chunk.
+        team: the processes over whose devices training is spread; this one leads, the others `follow`.
     """
 
     def __init__(
@@ -87,14 +60,16 @@ class Trainer:
         state: State | None = None,
         snapshot: Snapshot | None = None,
         watch: Callable[["Trainer"], None] = lambda trainer: None,
+        team: Team = ALONE,
     ):
         self._target, self._settings, self._progress = target, settings, progress
-        self._step_key, self._look_key = children(key, 2)
+        step_key, self._look_key = children(key, 2)
+        self._chunks = Chunks(target, settings, step_key, team)
+        self._team = team
         self._trained = Trained(guide, target.params)
         self._state = compiled_start(self._trained, settings) if state is None else state
         self._fresh = state is None
         self._watch = watch
-        self._feed = Feed(target.stream, settings.chunk, seed_of(self._step_key)[-1])
         # What the start is like the first chunk will tell.
         unseen = Kept(self._trained, Look(-np.inf, 0.0))
         self._course = Course(unseen, int(self._state.step), settings, budget)
@@ -103,26 +78,26 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Train to a plateau or a limit, anneal, and give back the best."""
-        with contextlib.suppress(KeyboardInterrupt):
-            while not self._course.done:
-                self._advance()
-        self._feed.close()
-        return self._outcome()
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                while not self._course.done:
+                    self._advance()
+        except SystemExit:  # of `watch`, between two chunks, so that the others can hear of it
+            self._team.hear(Message(STOPPED))
+            raise
+        finally:
+            self._chunks.close()
+        outcome = self._outcome()
+        if not self._team.alone:
+            self._team.hear(told(outcome))
+        return outcome
 
     def _advance(self) -> None:
         """One chunk, a look at what it has led to, and the consequences."""
         began = time.perf_counter()
         skipped = int(self._state.skipped)
-        state = self._state._replace(cooldown=np.asarray(self._course.cooldown, np.int32))
-        found = compiled_chunk(
-            state,
-            self._trained,
-            self._target,
-            self._settings,
-            self._step_key,
-            self._feed.take(int(state.step)),
-        )
-        self._state, self._trained, seen = gathered(found, self._settings.mesh)
+        state = self._state._replace(cooldown=jnp.asarray(self._course.cooldown, jnp.int32))
+        self._state, self._trained, seen = self._chunks.run(state, self._trained)
         if not self._course.looks:
             self._course.open(self._look_before(seen))
         look = self._look(seen)
@@ -148,8 +123,7 @@ class Trainer:
             "state": self._state,
         }
         for name, tree in trees.items():
-            leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
-            arrays |= {f"{name}/{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+            arrays |= leaves_of(tree, name)
         arrays["look_key"] = np.asarray(jr.key_data(self._look_key))
         return Snapshot(arrays, record)
 
@@ -210,13 +184,3 @@ class Trainer:
             return self._state
         fresh = compiled_start(trained, self._settings)
         return self._state._replace(flat=fresh.flat, optimizer=fresh.optimizer)
-
-
-def filled(tree: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
-    """`tree` with its arrays, in order, replaced by those called name/0, name/1, ..."""
-    old, rest = eqx.partition(tree, eqx.is_array)
-    leaves, structure = jax.tree.flatten(old)
-    new = [arrays[f"{name}/{i}"] for i in range(len(leaves))]
-    if [(leaf.shape, leaf.dtype) for leaf in leaves] != [(leaf.shape, leaf.dtype) for leaf in new]:
-        raise InputError("the checkpoint holds arrays of other shapes than this fit's.")
-    return eqx.combine(jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in new]), rest)

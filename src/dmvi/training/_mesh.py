@@ -52,6 +52,37 @@ def spread(values: Any, mesh: Mesh | None, axis: str) -> Any:
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding), values)
 
 
+def shared_rows(mesh: Mesh, chunk: int, rows: int) -> tuple[NamedSharding, tuple[int, int]]:
+    """How the rows of stacked batches lie over processes, and from which to which row this one needs them."""
+    sharding = NamedSharding(mesh, PartitionSpec(None, ROWS if ROWS in mesh.shape else None))
+    own = [index[1] for index in sharding.addressable_devices_indices_map((chunk, rows)).values()]
+    ranges = [part.indices(rows) for part in own]
+    return sharding, (min(begin for begin, _, _ in ranges), max(end for _, end, _ in ranges))
+
+
+def across_processes(values: np.ndarray, sharding: NamedSharding, part: tuple[int, int], rows: int) -> Array:
+    """Stacked batches of which this process holds the rows of `part`, as one array of all processes."""
+
+    def held(index: tuple[slice, ...]) -> np.ndarray:
+        begin, end, _ = index[1].indices(rows)
+        return values[:, begin - part[0] : end - part[0]]
+
+    shape = (values.shape[0], rows, *values.shape[2:])
+    return jax.make_array_from_callback(shape, sharding, held)
+
+
+def everywhere(tree: Any, mesh: Mesh | None) -> Any:
+    """Inside a program: arrays that every device holds whole, so that every process can read them."""
+    if mesh is None:
+        return tree
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def held(leaf: Any) -> Any:
+        return jax.lax.with_sharding_constraint(leaf, whole) if isinstance(leaf, jax.Array) else leaf
+
+    return jax.tree.map(held, tree)
+
+
 def gathered(tree: Any, mesh: Mesh | None) -> Any:
     """Arrays that belong to no device in particular again, so that what is not divided runs on one."""
     if mesh is None:

@@ -1,0 +1,95 @@
+"""Where training begins: the warm start and the guide on it, in one process or told to several."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from dmvi._recipes import describe_base, guide_from
+from dmvi._team import Message, Team
+from dmvi.guides import GaussianGuide, Guide, GuideRecipe, mixture
+from dmvi.starts import (
+    HIGH_DIMENSION,
+    WarmStart,
+    cold_start,
+    high_dimensional_start,
+    streamed_start,
+    warm_start,
+)
+from dmvi.targets import Derivatives, Target, anchored_at
+from dmvi.training import Progress, filled, leaves_of
+
+STARTED = "training starts"
+
+
+class Start(NamedTuple):
+    """What training begins with.
+
+    Attributes:
+        guide: the guide before the first step.
+        name: of the warm start that won.
+        target: the target at its first parameters, with control variates where it has them.
+    """
+
+    guide: Guide
+    name: str
+    target: Target
+
+
+def begin(
+    recipe: GuideRecipe, target: Target, keys: list[PRNGKeyArray], line: Progress, control_variates: bool
+) -> Start:
+    """The recipe's guide on the warm start's Gaussian, or one on each of several."""
+    start, target = _warm(recipe, target, keys[0], line, control_variates)
+    target = eqx.tree_at(lambda t: t.params, target, start.params)
+    if start.modes is None:
+        return Start(recipe.build(start.affine, key=keys[1]), start.name, target)
+    modes = start.modes
+    guide = mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=keys[1])
+    return Start(guide, start.name, target)
+
+
+def _warm(
+    recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress, control_variates: bool
+) -> tuple[WarmStart, Target]:
+    """A base of low rank in high dimension, unless a Gaussian of a certain kind was asked for."""
+    full = recipe.name != "mean-field"
+    if not recipe.warm:
+        return cold_start(target), target
+    if target.stream is not None:
+        return streamed_start(target, full=full, key=key, progress=line, control_variates=control_variates)
+    if target.dim > HIGH_DIMENSION and not isinstance(recipe, GaussianGuide):
+        return high_dimensional_start(target, key=key, progress=line), target
+    return warm_start(target, full=full, key=key, progress=line, mixes=recipe.mixes), target
+
+
+def tell(start: Start, team: Team) -> None:
+    """Let the other processes begin too."""
+    if team.alone:
+        return
+    arrays = leaves_of(start.target.params, "params") | anchor_of(start.target)
+    record = {"base": describe_base(start.guide), "name": start.name, "offset": start.target.offset}
+    team.hear(Message(STARTED, arrays, record))
+
+
+def hear(recipe: GuideRecipe, target: Target, team: Team) -> Start:
+    """What the leading process begins with, whose passes over the rows are shared until then."""
+    told = team.hear() if target.stream is None else target.stream.serve()
+    params = filled(target.params, told.arrays, "params")
+    target = eqx.tree_at(lambda t: t.params, target, params)
+    if "anchor" in told.arrays:
+        target = anchored(target, told.arrays["anchor"], told.record["offset"])
+    return Start(guide_from(recipe, told.record["base"], target.dim), told.record["name"], target)
+
+
+def anchor_of(target: Target) -> dict[str, np.ndarray]:
+    """Mode and slope of the control variates of a target, where it has them."""
+    if target.stream is None or "mode" not in target.data:
+        return {}
+    return {"anchor": np.stack([target.data["mode"], target.data["slope"]])}
+
+
+def anchored(target: Target, anchor: np.ndarray, offset: float) -> Target:
+    """The inverse of `anchor_of`."""
+    return anchored_at(target, anchor[0], Derivatives(offset, anchor[1]))
