@@ -34,6 +34,7 @@ class Found(NamedTuple):
         seconds: how long the fit had run.
         snapshot: where training stood.
         target: the target, with control variates where it had them.
+        visited: separate modes that the warm start's searches ended in.
     """
 
     guide: Guide
@@ -41,6 +42,7 @@ class Found(NamedTuple):
     seconds: float
     snapshot: Snapshot
     target: Target
+    visited: np.ndarray | None
 
 
 class Checkpoint:
@@ -67,6 +69,7 @@ class Checkpoint:
         self._warm_start: str | None = None
         self._base: dict[str, int] = {}
         self._anchor: dict[str, np.ndarray] = {}
+        self._visited: dict[str, np.ndarray] = {}
         self._offset = 0.0
         self._terminated = False
         self._before: Any = None
@@ -106,12 +109,14 @@ class Checkpoint:
             mode, slope = arrays["anchor"]
             target = anchored_at(target, mode, Derivatives(record["offset"], slope))
         snapshot = Snapshot(arrays, record["course"])
-        found = Found(guide, record["warm_start"], record["seconds"], snapshot, target)
+        visited = arrays.get("visited")
+        found = Found(guide, record["warm_start"], record["seconds"], snapshot, target, visited)
         self._began -= found.seconds
         return found
 
-    def begin(self, warm_start: str, guide: Guide, target: Target) -> None:
+    def begin(self, warm_start: str, guide: Guide, target: Target, visited: np.ndarray | None) -> None:
         """From here on there is something to save."""
+        self._visited = {} if visited is None else {"visited": visited}
         self._warm_start, self._base, self._offset = warm_start, describe_base(guide), target.offset
         if target.stream is not None and "mode" in target.data:
             self._anchor = {"anchor": np.stack([target.data["mode"], target.data["slope"]])}
@@ -137,7 +142,7 @@ class Checkpoint:
             "seconds": time.perf_counter() - self._began,
             "course": course,
         }
-        write(self._path, {**arrays, **self._anchor, "density": self._density()}, record)
+        write(self._path, {**arrays, **self._anchor, **self._visited, "density": self._density()}, record)
         self._saved = time.monotonic()
 
     def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:

@@ -149,7 +149,7 @@ def fit(
     try:
         with saved or contextlib.nullcontext():
             limits = (int(steps), time_limit)
-            outcome, start_name, target = _train(
+            outcome, start_name, visited, target = _train(
                 recipe, target, settings, keys, limits, line, saved, control_variates
             )
     finally:
@@ -166,6 +166,7 @@ def fit(
         guide_name=recipe.name,
         seed=int(seed),
         settings={**record, "base": describe_base(outcome.guide)},
+        visited=np.zeros((0, 1, 0)) if visited is None else visited,
     )
     return Posterior(target, outcome.guide, run, keys[3], training=jax.tree.leaves(outcome.state))
 
@@ -179,19 +180,25 @@ def _train(
     line: Progress,
     saved: Checkpoint | None,
     variates: bool,
-) -> tuple[Outcome, str, Target]:
-    """Warm start and training, or the rest of a checkpoint's; the start's name; the target trained on."""
+) -> tuple[Outcome, str, np.ndarray | None, Target]:
+    """Warm start and training, or the rest of a checkpoint's.
+
+    Returns:
+        The outcome, the start's name, the modes that it visited, and the target trained on.
+    """
     began, (steps, seconds) = time.perf_counter(), limits
     found = None if saved is None else saved.found(recipe)
     if found is None:
         start, target = _start(recipe, target, keys[0], line, variates)
         target = eqx.tree_at(lambda t: t.params, target, start.params)
         guide, name, snapshot = _guide(recipe, start, keys[1]), start.name, None
+        visited = start.visited
     else:
         guide, name, snapshot, target = found.guide, found.warm_start, found.snapshot, found.target
+        visited = found.visited
         began -= found.seconds
     if saved is not None:
-        saved.begin(name, guide, target)
+        saved.begin(name, guide, target, visited)
     trainer = Trainer(
         guide,
         target,
@@ -202,7 +209,7 @@ def _train(
         snapshot=snapshot,
         watch=_ignore if saved is None else saved.watch,
     )
-    return trainer.run(), name, target
+    return trainer.run(), name, visited, target
 
 
 def _ignore(trainer: Trainer) -> None:
