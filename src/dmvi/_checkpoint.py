@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 from dmvi._errors import InputError
 from dmvi._recipes import describe_base, guide_from
 from dmvi.guides import Guide, GuideRecipe
-from dmvi.posterior import digest, library_versions
+from dmvi.posterior import WriteError, digest, library_versions
 from dmvi.posterior._container import read, write
 from dmvi.targets import Derivatives, Target, anchored_at
 from dmvi.training import Snapshot, Trainer
@@ -129,6 +130,14 @@ class Checkpoint:
             raise SystemExit(128 + signal.SIGTERM)
 
     def _save(self, trainer: Trainer) -> None:
+        """Save; a full disk does not end training, and leaves the last checkpoint that could be written."""
+        try:
+            self._write(trainer)
+        except WriteError as error:
+            warnings.warn(f"no checkpoint was saved, and training goes on: {error}", stacklevel=2)
+        self._saved = time.monotonic()
+
+    def _write(self, trainer: Trainer) -> None:
         arrays, course = trainer.snapshot()
         record = {
             "checkpoint": 1,
@@ -143,7 +152,6 @@ class Checkpoint:
             "course": course,
         }
         write(self._path, {**arrays, **self._anchor, **self._visited, "density": self._density()}, record)
-        self._saved = time.monotonic()
 
     def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:
         """In what a checkpoint differs from this call; None where it does not."""

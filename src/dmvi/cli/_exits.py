@@ -33,6 +33,8 @@ def explained(user_file: Path | None = None) -> Iterator[None]:
         yield
     except InputError as error:
         _end(f"error: {error}", Exit.MISTAKE)
+    except MemoryError as error:
+        _end(f"error: {error or 'there is not enough memory.'}", Exit.MISTAKE)
     except KeyboardInterrupt:
         _end("interrupted", Exit.INTERRUPTED)
     except Exception as error:
