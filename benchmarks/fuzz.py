@@ -9,6 +9,7 @@ the checksums too: members are changed and signed anew, as by somebody who means
 """
 
 import argparse
+import copy
 import hashlib
 import io
 import json
@@ -96,9 +97,9 @@ def change(tree: Any, rng: random.Random) -> None:
         elif kind == 1 and isinstance(tree, dict):
             tree[str(rng.choice(NASTY))[:50]] = tree.pop(key)
         elif kind == 2 and len(keys) > 1:
-            tree[key] = tree[rng.choice(keys)]
+            tree[key] = copy.deepcopy(tree[rng.choice(keys)])
         else:
-            tree[key] = rng.choice(NASTY)
+            tree[key] = copy.deepcopy(rng.choice(NASTY))
         return
 
 

@@ -5,8 +5,9 @@
 
 The error of a fit is the largest over coordinates of |mean of its draws - mean| / sd, draws resampled where
 the verdict says so; for tails without a variance, of medians in quartiles' distances. A fit is bad with an
-error above 0.3, with a separate mode that no draw is near, or where there is no posterior at all; it is good
-with an error below 0.1. Finished fits are kept in verdicts.json, so that a run can be gone on with.
+error above 0.3, with a separate mode that no draw is near although a search of its warm start has ended
+there, or where there is no posterior at all; it is good with an error below 0.1 and no mode missed. Finished
+fits are kept in verdicts.json, so that a run can be gone on with.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from dmvi.posterior import Verdict
 TRUTH_DRAWS, DRAWS = 200_000, 20_000
 BAD, GOOD = 0.3, 0.1
 NEAR = 6.0  # sds of the narrowest mode within which a draw counts as near it
-COLUMNS = ("kind", "fit", "error", "missed modes", "k-hat", "ESS", "truth", "verdict", "")
+COLUMNS = ("kind", "fit", "error", "modes missed", "of them visited", "k-hat", "ESS", "truth", "verdict", "")
 
 
 def error_of(known: Known, draws: np.ndarray) -> float:
@@ -45,15 +46,17 @@ def error_of(known: Known, draws: np.ndarray) -> float:
     return float(np.max(np.where(wild, robust, error)))
 
 
-def missed_modes(known: Known, draws: np.ndarray) -> int:
-    """Separate modes that no draw is near."""
+def missed_modes(known: Known, draws: np.ndarray, visited: np.ndarray) -> tuple[int, int]:
+    """How many separate modes no draw is near, and at how many of these a search has ended."""
     if known.modes is None:
-        return 0
+        return 0, 0
     far = np.min(
         [np.inf] + [np.linalg.norm(a - b) for i, a in enumerate(known.modes) for b in known.modes[:i]]
     )
     within = min(far / 2, NEAR * np.sqrt(known.dim))
-    return sum(bool(np.mean(np.linalg.norm(draws - mode, axis=1) < within) < 0.001) for mode in known.modes)
+    missed = [m for m in known.modes if np.mean(np.linalg.norm(draws - m, axis=1) < within) < 0.001]
+    seen = [m for m in missed if any(np.linalg.norm(m - place) < within for place in visited)]
+    return len(missed), len(seen)
 
 
 def measure(case: Case, seed: int) -> dict[str, Any]:
@@ -76,11 +79,13 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
     d = posterior.diagnostics
     resample = posterior.verdict is Verdict.RESAMPLE
     draws = np.asarray(posterior.unconstrained(DRAWS, seed=1, resample=resample), float)
-    error, missed = error_of(case.known, draws), missed_modes(case.known, draws)
-    truth = "bad" if error > BAD or missed else "good" if error < GOOD else "between"
+    error = error_of(case.known, draws)
+    missed, seen = missed_modes(case.known, draws, posterior.run.visited[:, 0])
+    truth = "bad" if error > BAD or seen else "good" if error < GOOD and not missed else "between"
     return row | {
         "error": error if np.isfinite(error) else None,
         "missed": missed,
+        "visited": seen,
         "khat": d.khat,
         "ess": d.ess,
         "gap": d.gap,
@@ -115,6 +120,7 @@ def markdown(rows: Sequence[dict[str, Any]], machine: dict[str, str]) -> str:
             row["name"],
             number,
             str(row["missed"]),
+            str(row.get("visited", 0)),
             khat,
             ess,
             row["truth"],
@@ -128,12 +134,12 @@ def run(only: str, seeds: Sequence[int], out: Path, again: bool) -> str:
     """Fits case by case; files are rewritten after each, so nothing is lost."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "verdicts.json"
-    rows = {} if again or not file.exists() else json.loads(file.read_text())["rows"]
+    rows = {} if not file.exists() else json.loads(file.read_text())["rows"]
     machine = describe_machine()
     for seed in seeds:
         for case in battery():
             key = f"{case.kind}/{case.name}/{seed}"
-            if key in rows or only not in key:
+            if only not in key or (key in rows and not again):
                 continue
             rows[key] = measure(case, seed)
             print(rows[key], flush=True)

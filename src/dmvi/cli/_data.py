@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,9 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.n
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)
         read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-        shape, fortran, dtype = read[version[0]](file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy mends headers of Python 2 and says so
+            shape, fortran, dtype = read[version[0]](file)
         if dtype.hasobject:
             raise InputError(
                 f"{info.filename!r} in {path} holds Python objects, not numbers; dmvi never unpickles. Save "
