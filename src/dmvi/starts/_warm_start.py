@@ -14,7 +14,7 @@ from dmvi._random import children, seed_of
 from dmvi.guides import Affine, AnyAffine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
-from dmvi.starts._modes import Modes, separate_modes
+from dmvi.starts._modes import Modes, separate_modes, visited_modes
 from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
@@ -44,12 +44,14 @@ class WarmStart(NamedTuple):
     """Whitened coordinates, the name of the start that gave them and generative parameters on the way.
 
     `modes` are there where a mixture of Gaussians, one for each of several separate modes, is better.
+    `visited` are modes that searches ended in, for the verdict: any guide has to have some draws near them.
     """
 
     affine: AnyAffine
     name: str
     params: dict[str, Array]
     modes: Modes | None = None
+    visited: Float[np.ndarray, "modes rows dim"] | None = None
 
 
 class Candidate(NamedTuple):
@@ -94,7 +96,8 @@ def warm_start(
     elbos = np.asarray(elbos)
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
     best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
-    start = WarmStart(best, candidates[winner].name, best_params)
+    visited = None if target.params or target.subsampled else visited_modes(surface, searched)
+    start = WarmStart(best, candidates[winner].name, best_params, visited=visited)
     if mixes and not target.params:
         modes = separate_modes(target, surface, searched, single=float(elbos[winner]), key=key)
         if modes is not None:
