@@ -137,13 +137,12 @@ def calibrate(
             objective=objective,
             progress=progress,
         )
-    keys = jr.split(jr.fold_in(jr.key(int(seed)), _SIMULATION), int(n))
     if isinstance(near, Posterior):
         study = _around(model, data, near, int(n), int(seed))
     elif callable(data):
-        study = _simulated(model, data, shared, init, keys)
+        study = _simulated(model, data, shared, init, int(n), int(seed))
     else:
-        study = _over_prior(model, data, shared, init, keys)
+        study = _over_prior(model, data, shared, init, int(n), int(seed))
     if one_by_one:
         fits = _one_by_one(study, int(n), init, recipe, int(seed), int(steps), optimizer, objective)
     else:
@@ -234,7 +233,11 @@ def _columns(ranks: Sites) -> tuple[Sites, dict[str, tuple[str, ...]]]:
     return varying, {site: names for site, names in kept.items() if names}
 
 
-def _over_prior(model: Any, data: Any, shared: Any, init: Any, keys: PRNGKeyArray) -> _Study:
+def _keys(seed: int, n: int) -> PRNGKeyArray:
+    return jr.split(jr.fold_in(jr.key(seed), _SIMULATION), n)
+
+
+def _over_prior(model: Any, data: Any, shared: Any, init: Any, n: int, seed: int) -> _Study:
     if init is not None:
         raise InputError(
             "a log-density does not say how its data come about; give a simulator: a function of a JAX key "
@@ -243,7 +246,7 @@ def _over_prior(model: Any, data: Any, shared: Any, init: Any, keys: PRNGKeyArra
     if shared is not None:
         raise InputError("shared goes with a simulator; without one all arguments stand in data.")
     simulator = read_simulator(model, _checked(data))
-    truth, datasets = simulator.simulate(keys)
+    truth, datasets = simulator.simulate(_keys(seed, n))
     joint = log_joint(model, simulator.shared, simulator.latents)
     return _Study(model, datasets, simulator.shared, truth, joint)
 
@@ -260,9 +263,9 @@ def _around(model: Any, data: Any, base: Posterior, n: int, seed: int) -> _Study
     return _Study(both, datasets, shared, truth, log_joint(both, shared, simulator.latents))
 
 
-def _simulated(model: Any, simulate: Simulate, shared: Any, init: Any, keys: PRNGKeyArray) -> _Study:
+def _simulated(model: Any, simulate: Simulate, shared: Any, init: Any, n: int, seed: int) -> _Study:
     truths, datasets = [], []
-    for key in keys:
+    for key in _keys(seed, n):
         found = simulate(key)
         if not isinstance(found, tuple) or len(found) != 2:
             raise InputError(

@@ -45,6 +45,7 @@ def test_files_and_further_training_remember(single, tmp_path):
     assert further.diagnostics.missed > 0.1
 
 
+@pytest.mark.slow
 def test_a_mixture_over_both_modes_is_trusted():
     both = dmvi.fit(pair, **QUICK)
     assert len(both.run.visited) == 2

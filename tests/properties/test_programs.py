@@ -23,7 +23,7 @@ from tests.posterior.gaussians import a_run
 from tests.properties.programs import Spec, specs
 
 FEW = settings(
-    max_examples=5, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=4, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 MANY = settings(FEW, max_examples=150)
 points = st.integers(0, 2**31 - 1)
@@ -81,7 +81,7 @@ def test_density_support_and_round_trip(spec, seed):
     check_density(spec, seed)
 
 
-@settings(FEW, max_examples=2)
+@settings(FEW, max_examples=1)
 @given(specs(), points)
 def test_files(spec, seed):
     check_files(spec, seed)
