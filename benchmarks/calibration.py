@@ -54,8 +54,8 @@ def eight_schools(sigma, y):
     """The centred eight schools."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))
-    theta = numpyro.sample("theta", dist.Normal(mu, tau).expand([len(sigma)]).to_event(1))  # pyright: ignore
-    numpyro.sample("y", dist.Normal(theta, sigma).to_event(1), obs=y)  # pyright: ignore
+    theta = numpyro.sample("theta", dist.Normal(mu, tau).expand([len(sigma)]).to_event(1))
+    numpyro.sample("y", dist.Normal(theta, sigma).to_event(1), obs=y)
 
 
 def logistic(x, y):

@@ -65,9 +65,8 @@ def missed_modes(known: Known, draws: np.ndarray, visited: np.ndarray) -> tuple[
     """How many separate modes no draw is near, and at how many of these a search has ended."""
     if known.modes is None:
         return 0, 0
-    far = np.min(
-        [np.inf] + [np.linalg.norm(a - b) for i, a in enumerate(known.modes) for b in known.modes[:i]]
-    )
+    apart = [float(np.linalg.norm(a - b)) for i, a in enumerate(known.modes) for b in known.modes[:i]]
+    far = min([np.inf, *apart])
     within = min(far / 2, NEAR * np.sqrt(known.dim))
     missed = [m for m in known.modes if np.mean(np.linalg.norm(draws - m, axis=1) < within) < 0.001]
     seen = [m for m in missed if any(np.linalg.norm(m - place) < within for place in visited)]

@@ -46,7 +46,7 @@ class _Study(NamedTuple):
     datasets: Any
     shared: dict[str, Any] | None
     truth: Sites
-    log_joint: Callable[[Sites, Any], Any] | None
+    log_joint: Callable[[dict[str, Any], Any], Any] | None
 
 
 def calibrate(

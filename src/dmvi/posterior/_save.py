@@ -163,24 +163,21 @@ def _understood(contents: Contents) -> Fit:
     run = dict(record["run"])
     status = Status[run.pop("status")]
     settings = dict(run.pop("settings"))
-    casts = {
-        "steps": int,
-        "seconds": float,
-        "skipped": int,
-        "warm_start": str,
-        "guide_name": str,
-        "seed": int,
-    }
-    fields = {name: cast(run[name]) for name, cast in casts.items()}
+    seen = {"visited": _visited(trees["visited"], single["xi"].shape[1])} if trees["visited"] else {}
     return Fit(
         diagnostics=Diagnostics.from_dict(record["diagnostics"]),
         run=Run(
             status=status,
-            **fields,
+            steps=int(run["steps"]),
+            seconds=float(run["seconds"]),
+            skipped=int(run["skipped"]),
+            warm_start=str(run["warm_start"]),
+            guide_name=str(run["guide_name"]),
+            seed=int(run["seed"]),
             history=single["history"],
             history_steps=single["history_steps"],
             settings=settings,
-            **({"visited": _visited(trees["visited"], single["xi"].shape[1])} if trees["visited"] else {}),
+            **seen,
         ),
         groups=groups,
         arrays=single,

@@ -213,8 +213,8 @@ def _table_path(path: Path) -> Path:
 def _open_table(path: Path) -> tuple[Any, list[int]]:
     """A function from a group's number to its columns, and the sizes of the groups."""
     try:
-        import pyarrow as pa  # pyright: ignore[reportMissingImports]
-        import pyarrow.parquet as pq  # pyright: ignore[reportMissingImports]
+        import pyarrow as pa
+        import pyarrow.parquet as pq
     except ImportError as error:
         error.add_note("Tables need pyarrow: pip install 'dmvi[arrow]'.")
         raise

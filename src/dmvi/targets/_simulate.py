@@ -82,7 +82,7 @@ def log_joint(
 
     def one(sites: dict[str, Array], data: dict[str, Array]) -> Array:
         with numpyro.validation_enabled(False):
-            return log_density(model, (), {**shared, **data}, sites)[0]
+            return jnp.asarray(log_density(model, (), {**shared, **data}, sites)[0])
 
     @jax.jit
     def many(sites: dict[str, Array], data: dict[str, Array]) -> Array:
