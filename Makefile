@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # With the libraries whose models dmvi takes, so that their tests run here; without them they are skipped.
-EXTRAS ?= dev,pymc,tfp
+EXTRAS ?= dev,pymc,tfp,arrow,dask
 # Rewritten only when what is installed could have changed, so repeating `make install` is instant.
 STAMP := $(VENV)/.installed
 
@@ -18,11 +18,11 @@ help:  ## list these commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter, VENV=path the environment's folder,"
-	@echo "  EXTRAS=dev leaves PyMC and TFP out."
+	@echo "  EXTRAS=dev leaves PyMC, TFP, PyArrow and Dask out."
 
 install: $(STAMP)  ## create .venv and install the package with its pins
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' --constraint constraints.txt
 	@touch $@

@@ -133,7 +133,7 @@ def measure_dmvi(target: LabTarget, seed: int) -> GuideResult:
         round_trip_error=float(found.round_trip_error),
         steps=int(found.steps),
         status=found.status.name.lower(),
-        draw_seconds=_cpu_seconds(jax.jit(jax.vmap(guide.sample)), keys),
+        draw_seconds=_cpu_seconds(jax.jit(lambda key: guide.sample(key, (DRAWS,))), keys[0]),
         density_seconds=_cpu_seconds(jax.jit(jax.vmap(guide.draw)), keys),
     )
 
@@ -176,11 +176,11 @@ def _log_mean_exp(values: Float[np.ndarray, " count"]) -> float:
     return float(logsumexp(values) - np.log(values.size))
 
 
-def _cpu_seconds(call, keys: Array) -> float:
-    """CPU time of a compiled call: the first one compiles, the second one is measured."""
-    jax.block_until_ready(call(keys))
+def _cpu_seconds(call, random: Array) -> float:
+    """CPU time of a compiled call with a key or keys: the first one compiles, the second one is measured."""
+    jax.block_until_ready(call(random))
     begin = time.process_time()
-    jax.block_until_ready(call(keys))
+    jax.block_until_ready(call(random))
     return time.process_time() - begin
 
 

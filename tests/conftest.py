@@ -1,7 +1,13 @@
 """A hostile set-up: what only works by luck fails here."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
+
+# Many tests fit one model at one size, some in processes of their own: each worker compiles a program once.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dmvi-programs-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 # Most of a test's time is the compiler's, and what runs once needs no optimising. Read when JAX and PyTensor
 # are imported.
@@ -14,6 +20,10 @@ import pytest
 # Where all the arithmetic is our own. Models of users broadcast as they please, so tests of targets and of
 # whole fits cannot forbid it.
 OWN_ARITHMETIC = {"diffusion", "guides", "objectives", "training"}
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

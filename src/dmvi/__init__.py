@@ -2,6 +2,7 @@
 
 from dmvi import numpyro as numpyro
 from dmvi import objectives as objectives
+from dmvi._calibrate import calibrate as calibrate
 from dmvi._errors import InputError as InputError
 from dmvi._fit import fit as fit
 from dmvi._fit_many import FailedFit as FailedFit
@@ -9,6 +10,7 @@ from dmvi._fit_many import fit_many as fit_many
 from dmvi._load import load as load
 from dmvi._resume import resume as resume
 from dmvi._run import Status as Status
+from dmvi.calibration import Calibration as Calibration
 from dmvi.diffusion import MLP as MLP
 from dmvi.diffusion import CosineSchedule as CosineSchedule
 from dmvi.diffusion import LinearSchedule as LinearSchedule

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from dmvi._errors import InputError
 from dmvi._recipes import describe_base, guide_from
 from dmvi._start import Start, anchor_of, anchored
 from dmvi.guides import GuideRecipe
-from dmvi.posterior import digest, library_versions
+from dmvi.posterior import WriteError, digest, library_versions
 from dmvi.posterior._container import read, write
 from dmvi.targets import Target
 from dmvi.training import Snapshot, Trainer
@@ -64,6 +65,7 @@ class Checkpoint:
         self._warm_start: str | None = None
         self._base: dict[str, int] = {}
         self._anchor: dict[str, np.ndarray] = {}
+        self._visited: dict[str, np.ndarray] = {}
         self._offset = 0.0
         self._terminated = False
         self._before: Any = None
@@ -101,7 +103,7 @@ class Checkpoint:
         target = self._target
         if "anchor" in arrays:
             target = anchored(target, arrays["anchor"], record["offset"])
-        start = Start(guide, record["warm_start"], target)
+        start = Start(guide, record["warm_start"], target, arrays.get("visited"))
         found = Found(start, record["seconds"], Snapshot(arrays, record["course"]))
         self._began -= found.seconds
         return found
@@ -110,6 +112,7 @@ class Checkpoint:
         """From here on there is something to save."""
         self._warm_start, self._base = start.name, describe_base(start.guide)
         self._offset, self._anchor = start.target.offset, anchor_of(start.target)
+        self._visited = {} if start.visited is None else {"visited": start.visited}
 
     def watch(self, trainer: Trainer) -> None:
         """Save where it is time to."""
@@ -119,6 +122,14 @@ class Checkpoint:
             raise SystemExit(128 + signal.SIGTERM)
 
     def _save(self, trainer: Trainer) -> None:
+        """Save; a full disk does not end training, and leaves the last checkpoint that could be written."""
+        try:
+            self._write(trainer)
+        except WriteError as error:
+            warnings.warn(f"no checkpoint was saved, and training goes on: {error}", stacklevel=2)
+        self._saved = time.monotonic()
+
+    def _write(self, trainer: Trainer) -> None:
         arrays, course = trainer.snapshot()
         record = {
             "checkpoint": 1,
@@ -132,8 +143,7 @@ class Checkpoint:
             "seconds": time.perf_counter() - self._began,
             "course": course,
         }
-        write(self._path, {**arrays, **self._anchor, "density": self._density()}, record)
-        self._saved = time.monotonic()
+        write(self._path, {**arrays, **self._anchor, **self._visited, "density": self._density()}, record)
 
     def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:
         """In what a checkpoint differs from this call; None where it does not."""

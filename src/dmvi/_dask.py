@@ -38,7 +38,7 @@ def fit_on_cluster(
         line: told how many fits are done.
     """
     try:
-        from dask.distributed import as_completed  # pyright: ignore[reportMissingImports]
+        from dask.distributed import as_completed
     except ImportError as error:
         error.add_note("Dask is optional: pip install 'dmvi[dask]'.")
         raise

@@ -58,9 +58,13 @@ GUIDES: dict[str, GuideRecipe] = {
 OBJECTIVES: dict[str, Objective] = {"paper": Paper()}
 STEPS = 3600
 PARTICLES = 32
-LEARNING_RATE = 1.5e-2
+LEARNING_RATE = 1.25e-2
 LOOKS = 16  # chunks of a full-length training
 COOLDOWN_LOOKS = 10
+OUT_OF_MEMORY = (
+    "there is not enough memory for this fit. Give fewer particles, a batch_size for long data, or a smaller "
+    "guide. Nothing on disk has changed; a checkpoint, if there is one, can be gone on from."
+)
 
 
 def fit(
@@ -146,6 +150,10 @@ def fit(
         with saved or contextlib.nullcontext():
             limits = (int(steps), time_limit)
             outcome, start = _train(recipe, target, settings, keys, limits, line, saved, control_variates)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            raise MemoryError(OUT_OF_MEMORY) from error
+        raise
     finally:
         line.close()
     target = eqx.tree_at(lambda t: t.params, start.target, outcome.params)
@@ -160,6 +168,7 @@ def fit(
         guide_name=recipe.name,
         seed=int(seed),
         settings={**record, "base": describe_base(outcome.guide)},
+        visited=np.zeros((0, 1, 0)) if start.visited is None else start.visited,
     )
     # What was weighed before training are the draws of the diagnostics where these can be no more.
     # Several processes weigh together, so all of them have to do it again.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 
 class Status(enum.Enum):
@@ -35,6 +36,8 @@ class Run:
         guide_name: name of the guide ("diffusion", "chain", "full-rank", "mean-field").
         seed: seed of the fit.
         settings: how the fit was made, in values that JSON can hold.
+        visited: separate modes that the warm start's searches ended in, where there were several: the place
+            of each, and below it the scale S of its Gaussian N(place, S S^T).
     """
 
     status: Status
@@ -47,3 +50,4 @@ class Run:
     guide_name: str
     seed: int
     settings: Mapping[str, Any] = field(default_factory=dict)
+    visited: Float[np.ndarray, "modes rows dim"] = field(default_factory=lambda: np.zeros((0, 1, 0)))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from dmvi._recipes import describe_base, guide_from
 from dmvi._team import Message, Team
@@ -34,12 +34,14 @@ class Start(NamedTuple):
         guide: the guide before the first step.
         name: of the warm start that won.
         target: the target at its first parameters, with control variates where it has them.
+        visited: separate modes that the warm start's searches ended in, for the verdict.
         weighed: draws of the guide on all rows, where they show that training has nothing to gain.
     """
 
     guide: Guide
     name: str
     target: Target
+    visited: Float[np.ndarray, "modes rows dim"] | None = None
     weighed: Weighed | None = None
 
     @property
@@ -55,11 +57,11 @@ def begin(
     start, target = _warm(recipe, target, keys[0], line, control_variates)
     target = eqx.tree_at(lambda t: t.params, target, start.params)
     if start.modes is None:
-        found = Start(recipe.build(start.affine, key=keys[1]), start.name, target)
+        found = Start(recipe.build(start.affine, key=keys[1]), start.name, target, start.visited)
         return found if target.stream is None else _weighed(found, keys[3], line)
     modes = start.modes
     guide = mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=keys[1])
-    return Start(guide, start.name, target)
+    return Start(guide, start.name, target, start.visited)
 
 
 def _weighed(start: Start, key: PRNGKeyArray, line: Progress) -> Start:

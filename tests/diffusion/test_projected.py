@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dmvi.diffusion import Projected
-from dmvi.diffusion._projected import LOG_SCALE_LIMIT, orthonormal_rows
+from dmvi.diffusion._projected import LOG_SCALE_LIMIT, orthonormal_rows, swept
 from tests.guides.registry import perturbed
 
 
@@ -47,3 +47,13 @@ def test_one_step_bounds_its_scales():
     s = flow._log_scale(jnp.ones(4))
     assert np.max(np.abs(s)) <= LOG_SCALE_LIMIT
     assert np.max(np.abs(s)) > 0.9 * LOG_SCALE_LIMIT
+
+
+def test_sweeping_gives_inverse_and_log_determinant():
+    matrices = np.eye(5) + 0.4 * np.random.default_rng(0).normal(size=(50, 5, 5))
+    with jax.enable_x64(True):
+        inverses, log_dets = jax.jit(jax.vmap(swept))(jnp.asarray(matrices))
+    signs, sizes = np.linalg.slogdet(matrices)
+    assert 3 < (signs < 0).sum() < 25
+    np.testing.assert_allclose(inverses, np.linalg.inv(matrices), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(log_dets, np.where(signs > 0, sizes, np.nan), rtol=1e-9, atol=1e-9)

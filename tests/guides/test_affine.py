@@ -7,6 +7,7 @@ import pytest
 
 from dmvi.guides import Affine, anchored
 from dmvi.guides._guide import Frozen
+from dmvi.guides._triangle import lower_inverse
 
 DIM = 4
 
@@ -51,13 +52,21 @@ def test_log_determinant(case):
     np.testing.assert_allclose(affine.log_det(), np.linalg.slogdet(matrix)[1], rtol=1e-12)
 
 
-def test_pulled_score(case):
-    """G in u is (S L)^{-T} G in xi."""
-    affine, _, matrix = case
+def test_whitened_score(case):
+    """G in u is L^{-T} G in w = b + L u."""
+    affine = case[0]
     score = np.random.default_rng(2).normal(size=DIM)
+    matrix = jax.jacobian(affine.whitened)(jnp.zeros(DIM))
     np.testing.assert_allclose(
-        affine.pull_score(jnp.asarray(score)), np.linalg.solve(matrix.T, score), rtol=1e-10
+        affine.whitened_score(jnp.asarray(score)), np.linalg.solve(matrix.T, score), rtol=1e-10
     )
+
+
+@pytest.mark.parametrize("dim", [1, 2, 8, 9, 31, 64, 102])
+def test_inverse_of_a_triangle(dim):
+    lower = np.tril(np.random.default_rng(dim).normal(size=(dim, dim)), -1) / np.sqrt(dim) + 0.7 * np.eye(dim)
+    inverse = jax.jit(lower_inverse)(jnp.asarray(lower))
+    np.testing.assert_allclose(inverse, np.linalg.inv(lower), rtol=1e-9, atol=1e-9)
 
 
 def test_rebased_is_the_same_map_with_an_identity_to_train(case):

@@ -186,3 +186,27 @@ def test_the_guides_own_draws_are_marked_and_are_what_it_draws_itself():
     np.testing.assert_array_equal(own, ~np.asarray(memory.sent(64)).any(axis=1))
     np.testing.assert_allclose(np.asarray(value.log_weights)[own], np.asarray(log_weights)[own], rtol=1e-9)
     assert np.abs(np.asarray(value.log_weights) - log_weights)[~own].min() > 1e-3
+
+
+class Folding(Gaussian):
+    """A Gaussian that folds far out, where its log-density is not a number."""
+
+    def draw_path(self, key, far=None):
+        draw = super().draw_path(key, far)
+        return draw._replace(log_q=jnp.where(jnp.abs(draw.noise[0]) > 2.5, jnp.nan, draw.log_q))
+
+
+def test_a_fold_far_out_is_left_out_and_not_remembered():
+    """One sent draw whose density is not a number must not make the memory forget all others."""
+    affine = anchored(jnp.zeros(DIM), jnp.ones(DIM), full=False)
+    keys, memory = jr.split(jr.key(0), 64), attention([5.0, 0.0, 0.0])
+    model = from_log_density(lambda x: -0.5 * jnp.sum(x**2), jnp.zeros(DIM))
+    value = CoveringELBO()(Folding(affine=affine, dim=DIM), model, keys, None, memory)
+    folded = np.isneginf(np.asarray(value.log_weights))
+    assert 3 < folded.sum() < 40
+    assert np.isfinite(value.loss)
+    weights, draws = np.asarray(value.memory.weights), np.asarray(value.memory.draws)
+    assert np.all(np.isfinite(weights))
+    # The guide has gone there as far as it can: no more than the usual few are sent.
+    assert weights[0] == draws[0]
+    np.testing.assert_allclose(value.memory.shares()[0], EVERYWHERE / DIM)

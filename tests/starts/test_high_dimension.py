@@ -9,6 +9,7 @@ import pytest
 from dmvi.guides import LowRank, LowRankAffine
 from dmvi.starts import _high_dimension as high
 from dmvi.starts import high_dimensional_start
+from dmvi.starts._laplace import Surface
 from dmvi.targets import from_log_density
 from dmvi.training import Silent
 
@@ -35,7 +36,7 @@ def test_laplace_whitens_a_gaussian(monkeypatch, dense):
     """S^T H S is the identity, or with RANK directions and random probes not far from it."""
     target, mean, precision = spiked_gaussian()
     monkeypatch.setattr(high, "DENSE_DIMENSION", DIM if dense else 0)
-    affine = high._laplace(target, np.zeros(DIM), jr.key(0))
+    affine = high._laplace(target, Surface(target), np.zeros(DIM), jr.key(0))
     assert isinstance(affine, LowRankAffine)
     assert isinstance(affine.anchor_scale.value, LowRank) is not dense
     matrix = np.asarray(jax.jacfwd(affine)(jnp.zeros(DIM)), float)

@@ -118,7 +118,7 @@ def test_files_give_the_same_rows_as_arrays(tmp_path):
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_tables_give_the_same_rows_as_arrays(tmp_path, suffix):
     pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq  # pyright: ignore[reportMissingImports]
+    import pyarrow.parquet as pq
 
     path = tmp_path / f"rows{suffix}"
     x = pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), D)

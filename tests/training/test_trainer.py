@@ -13,7 +13,18 @@ import pytest
 from dmvi import Status
 from dmvi.guides import Gaussian
 from dmvi.objectives import CoveringELBO
-from dmvi.training import Budget, Outcome, Progress, Seen, Settings, Silent, Trainer, _loop, default_optimizer
+from dmvi.training import (
+    Budget,
+    Outcome,
+    Progress,
+    Seen,
+    Settings,
+    Silent,
+    Trainer,
+    _course,
+    _loop,
+    default_optimizer,
+)
 from dmvi.training._look import LOST, Look, look_back
 from tests.guides.registry import DIM, base, exact_gaussian, target, untrained
 
@@ -209,8 +220,14 @@ def test_training_on_many_draws_compiles_no_other_program_for_its_looks(monkeypa
     assert done.history[-1] > done.history[0]
 
 
-def test_an_exact_start_stays_exact():
+def test_training_ends_where_nothing_is_left_to_gain():
+    done = train(exact_gaussian())
+    assert (done.status, done.steps) == (Status.CONVERGED, CHUNK)
+
+
+def test_an_exact_start_stays_exact(monkeypatch):
     """The path gradient vanishes there, draw by draw. Adam would divide what rounding leaves by itself."""
+    monkeypatch.setattr(_course, "CLOSE", -1.0)  # else it would end at once
     with jax.enable_x64(True):
         done = train(exact_gaussian(), optimizer=optax.sgd(0.1))
         scale = np.asarray(jax.jacfwd(done.guide.affine)(jnp.zeros(DIM)))  # pyright: ignore

@@ -1,3 +1,3 @@
-"""The command line: dmvi fit, dmvi demo."""
+"""The command line: dmvi fit, report, calibrate, demo, reproduce."""
 
 from dmvi.cli._app import main as main

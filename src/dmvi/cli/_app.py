@@ -9,6 +9,7 @@ from dmvi._errors import InputError
 from dmvi._fit import PARTICLES, STEPS
 from dmvi.cli._exits import Exit, explained
 from dmvi.cli._many import ManyValues
+from dmvi.cli._reproduce_command import reproduce
 
 app = typer.Typer(
     name="dmvi",
@@ -213,6 +214,73 @@ def report(
 
 
 @app.command()
+def calibrate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:NAME",
+            help="A NumPyro model: a file and the function in it. [bold]The file is run.[/bold]",
+        ),
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The model's arguments by name: .json, .npz or .csv; observed ones tell their shape.",
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option("--n", min=10, metavar="N", help="Simulated data sets.")] = 200,
+    near: Annotated[
+        bool, typer.Option("--near", help="Simulate around the observed data, not over the prior.")
+    ] = False,
+    guide: Annotated[
+        str, typer.Option(metavar="NAME", help="What to calibrate: auto, chain, flow, full-rank, mean-field.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Same seed, same result.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Most optimiser steps of a fit.")] = STEPS,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write ecdf.png, ranks.png and calibration.json there."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress: the verdict alone.")] = False,
+) -> None:
+    r"""Simulate data sets from a model, fit them all, and say whether the fits recover the truth.
+
+    This runs the code in FILE.py, as Python would. The verdict names every site; 200 data sets of a small
+    model take some minutes.
+
+      dmvi calibrate model.py:eight_schools --data schools.json
+
+      dmvi calibrate model.py:eight_schools --data schools.json --near --n 100 --out calibration
+
+    [bold]Exit codes[/bold]
+
+      0    no sign of miscalibration
+
+      2    a mistake in the input; nothing was written
+
+      3    not calibrated
+    """
+    from dmvi.cli._calibrate import run_calibrate
+
+    with explained():
+        code = run_calibrate(
+            model=model,
+            data=data,
+            n=n,
+            near=near,
+            guide=guide,
+            seed=seed,
+            steps=steps,
+            out=out,
+            force=force,
+            quiet=quiet,
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the figures go.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Same seed, same result.")] = 0,
@@ -230,107 +298,4 @@ def demo(
     raise typer.Exit(Exit.FINE)
 
 
-@app.command(cls=ManyValues)
-def reproduce(
-    models: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME ...", help="mean, mixture, hierarchical_1 to hierarchical_5."),
-    ] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME ...",
-            help="exact, nuts, diffusion, chain (ours), advi, full-rank, nfvi (by the ELBO); as the code of "
-            "the paper trains them: advi-code, nfvi-code, dmvi-D-S-O with D diffusions (50, 100), S solver "
-            "steps (10, 20) and order O (1, 3). dmvi stands for all eight of these, published for all ten.",
-        ),
-    ] = None,
-    n: Annotated[
-        list[int] | None, typer.Option(metavar="ROWS ...", help="Numbers of data rows: 100 1000.")
-    ] = None,
-    replicates: Annotated[
-        int | None, typer.Option(metavar="N", help="Data sets for each cell, each with its own truth: 5.")
-    ] = None,
-    variant: Annotated[
-        str | None,
-        typer.Option(
-            metavar="printed|code",
-            help="Models as the paper prints them, or as its code has them: the mixture with prior means "
-            "-1, 0, 1 and equal weights, data of hierarchical models 1 to 3 with unit noise.",
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where results are kept and gone on with.")] = Path(
-        "reproduction"
-    ),
-    fixed_data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="One data set for all replicates, as in the paper: files such as mean_model_100.npz with "
-            "arrays y and truth_u. The variant is then code unless told otherwise.",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="The models of the paper's main table, small: some minutes.")
-    ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes; by default one for each core.")
-    ] = None,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(min=1.0, metavar="SECONDS", help="Stop after this long; the same command goes on."),
-    ] = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Run nothing: write tables and figures of the results in DIR."),
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="With --tables: write the page of the docs too.")
-    ] = None,
-) -> None:
-    r"""Repeat the paper's experiments, with the exact posterior beside them.
-
-    Seven models, two sizes, seventeen methods, five replicates; every replicate has a data set of its own.
-    Each cell becomes one row of DIR/results.csv: times, error to the truth, the exact posterior's error,
-    distance to it, coverage, ELBO gap, k-hat. Tables come as Markdown, LaTeX and HTML, with one figure for
-    each model.
-
-    Finished cells are kept, one by one: after an interruption the same command goes on where it was.
-
-    [bold]Examples[/bold]
-
-      dmvi reproduce --quick
-
-      dmvi reproduce --models mean hierarchical_5 --methods exact diffusion dmvi --n 100 1000 --out results
-
-      dmvi reproduce --models mean hierarchical_1 --methods published --fixed-data authors --out fixed
-
-      dmvi reproduce --out results --time-limit 500
-
-      dmvi reproduce --tables results --page docs/reproduction.md
-
-    [bold]Exit codes[/bold]
-
-      0    done
-
-      2    a mistake in the input; nothing was run
-
-      4    cells are left, by the time limit, an interruption or a failure
-    """
-    from dmvi.cli._reproduce import plan_from, run_reproduce, run_tables
-
-    with explained():
-        if tables is not None:
-            code = run_tables(tables, page)
-        else:
-            plan = plan_from(
-                models=models,
-                methods=methods,
-                sizes=n,
-                replicates=replicates,
-                variant=variant,
-                fixed_data=fixed_data,
-                quick=quick,
-            )
-            code = run_reproduce(plan, out, jobs=jobs, time_limit=time_limit)
-    raise typer.Exit(code)
+app.command(cls=ManyValues)(reproduce)

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,9 @@ import numpy as np
 
 from dmvi._errors import InputError
 from dmvi.targets import TABLES
+
+# An archive of a few bytes must not fill the memory: beyond a GiB, members packed a hundredfold are refused.
+LARGEST_UNPACKED, MOST_PACKED = 2**30, 100
 
 
 def name_data(path: Path) -> dict[str, Any] | str:
@@ -47,6 +52,13 @@ def read_data(path: Path, *, named: bool = False) -> dict[str, Any]:
         raise InputError(f"the data file {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"the data file {str(path)!r} is not text in UTF-8; save it as UTF-8.") from error
+    except InputError:
+        raise
+    except Exception as error:  # as lists nested thousands deep, or numbers of thousands of digits
+        raise InputError(
+            f"the data file {str(path)!r} cannot be understood ({type(error).__name__}: "
+            f"{_shorten(str(error))}); check that it is what its name says."
+        ) from error
 
 
 def _with_files(path: Path) -> dict[str, Any]:
@@ -94,26 +106,44 @@ def _json_value(path: Path, name: str, value: Any) -> Any:
 
 
 def _npz(path: Path) -> dict[str, Any]:
+    if path.read_bytes()[: len(np.lib.format.MAGIC_PREFIX)] == np.lib.format.MAGIC_PREFIX:
+        raise InputError(f"{path} holds a single array without a name; write it with numpy.savez.")
     try:
-        # NumPy leaves a file that it opened itself open when it is no archive.
-        with path.open("rb") as stream:
-            file = np.load(stream, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} holds a single array without a name; write it with numpy.savez.")
-            arrays = {name: file[name] for name in file.files}
+        with zipfile.ZipFile(path) as archive:
+            arrays = {info.filename: _member(path, archive, info) for info in archive.infolist()}
     except InputError:
         raise
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise InputError(f"{path} is not a NumPy archive; write it with numpy.savez.") from error
-    except ValueError as error:  # NumPy's word for arrays of Python objects
+    except Exception as error:  # a parser of bytes from anywhere can fail in any way
+        raise InputError(f"{path} is not a NumPy archive ({error}); write it with numpy.savez.") from error
+    named = {name.removesuffix(".npy"): array for name, array in arrays.items()}
+    return {name: array.item() if array.ndim == 0 else array for name, array in named.items()}
+
+
+def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """One array of an archive; its size and type are looked at before it is made."""
+    if info.file_size > LARGEST_UNPACKED and info.file_size > MOST_PACKED * info.compress_size:
         raise InputError(
-            f"{path} holds something else than arrays of numbers ({error}); "
-            "dmvi never unpickles. Save numeric arrays with numpy.savez."
-        ) from error
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf":
-            raise InputError(f"expected numbers in {name!r} of {path}; got an array of type {array.dtype}.")
-    return {name: array.item() if array.ndim == 0 else array for name, array in arrays.items()}
+            f"{info.filename!r} in {path} would unpack to {info.file_size:,} bytes from "
+            f"{info.compress_size:,}; write it without compression, with numpy.savez."
+        )
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy mends headers of Python 2 and says so
+            shape, fortran, dtype = read[version[0]](file)
+        if dtype.hasobject:
+            raise InputError(
+                f"{info.filename!r} in {path} holds Python objects, not numbers; dmvi never unpickles. Save "
+                "numeric arrays with numpy.savez."
+            )
+        if dtype.kind not in "biuf":
+            name = info.filename.removesuffix(".npy")
+            raise InputError(f"expected numbers in {name!r} of {path}; got an array of type {dtype}.")
+        if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize > info.file_size:
+            raise InputError(f"{info.filename!r} in {path} claims shape {shape}, more than it holds.")
+        values = np.frombuffer(file.read(math.prod(shape) * dtype.itemsize), dtype)
+    return values.reshape(shape, order="F" if fortran else "C").copy()
 
 
 def _csv(path: Path) -> dict[str, Any]:

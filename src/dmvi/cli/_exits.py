@@ -36,6 +36,8 @@ def explained(user_file: Path | None = None) -> Iterator[None]:
         _end(f"error: {error}", Exit.MISTAKE)
     except LostProcessError as error:
         _end(f"error: {error}", Exit.LOST)
+    except MemoryError as error:
+        _end(f"error: {error or 'there is not enough memory.'}", Exit.MISTAKE)
     except KeyboardInterrupt:
         _end("interrupted", Exit.INTERRUPTED)
     except Exception as error:

@@ -67,6 +67,14 @@ def written_whole(path: Path, force: bool) -> Iterator[Path]:
         raise InputError(
             f"{str(path)!r} has appeared in the meantime and was left alone; wrote {str(kept)!r}."
         ) from error
+    except InputError:
+        raise
+    except OSError as error:
+        before = "What was there before is unchanged." if path.exists() else "Nothing was left there."
+        raise InputError(
+            f"{str(path)!r} could not be written: {error.strerror or error}. {before} Make room or choose "
+            "another place."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -5,6 +5,9 @@ r"""Hidden layers with their Jacobian and the gradient of its log-determinant in
 with g(x) = x Phi(x), the Gaussian error linear unit. Its derivatives are g' = Phi + x phi and
 g'' = (2 - x^2) phi, phi and Phi the normal density and distribution function. Writing them out costs
 fewer operations than differentiating twice by machine, and far less time to compile.
+
+Vectors stand on the left of matrices and Jacobians are kept transposed, one row for each direction of a:
+over many particles every product is then one large matrix product, with nothing to be laid out anew.
 """
 
 import math
@@ -32,18 +35,18 @@ def gelu_jet(x: Array) -> tuple[Array, Array, Array]:
 
 
 class Layer(NamedTuple):
-    """One layer at one point: dx_l/da, g'(x_l), g''(x_l)."""
+    """One layer at one point: (dx_l/da)^T, g'(x_l), g''(x_l)."""
 
-    inner: Float[Array, "width rank"]
+    inner: Float[Array, "rank width"]
     slope: Float[Array, " width"]
     curvature: Float[Array, " width"]
 
 
 class Jet(NamedTuple):
-    """h(a) with its Jacobian J = dh/da and the layers it was made of."""
+    """h(a) with its tangents J^T = (dh/da)^T and the layers it was made of."""
 
     h: Float[Array, " width"]
-    jacobian: Float[Array, "width rank"]
+    tangents: Float[Array, "rank width"]
     layers: tuple[Layer, ...]
 
 
@@ -67,22 +70,22 @@ class Hidden(eqx.Module):
         return self.time @ time_features(t)
 
     def __call__(self, a: Float[Array, " rank"], embedding: Array) -> Float[Array, " width"]:
-        h = gelu(self.first @ a + embedding)
+        h = gelu(a @ self.first.T + embedding)
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            h = h + gelu(weight @ h + bias)
+            h = h + gelu(h @ weight.T + bias)
         return h
 
     def jet(self, a: Float[Array, " rank"], embedding: Array) -> Jet:
         """h, J_l = J_{l-1} + diag(g'(x_l)) W_l J_{l-1}, and each layer."""
-        h, slope, curvature = gelu_jet(self.first @ a + embedding)
-        jacobian = slope[:, None] * self.first
-        layers = [Layer(self.first, slope, curvature)]
+        h, slope, curvature = gelu_jet(a @ self.first.T + embedding)
+        tangents = self.first.T * slope[None, :]
+        layers = [Layer(self.first.T, slope, curvature)]
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            inner = weight @ jacobian
-            added, slope, curvature = gelu_jet(weight @ h + bias)
-            h, jacobian = h + added, jacobian + slope[:, None] * inner
+            inner = tangents @ weight.T
+            added, slope, curvature = gelu_jet(h @ weight.T + bias)
+            h, tangents = h + added, tangents + inner * slope[None, :]
             layers.append(Layer(inner, slope, curvature))
-        return Jet(h, jacobian, tuple(layers))
+        return Jet(h, tangents, tuple(layers))
 
     def trace_gradient(self, jet: Jet, y: Float[Array, "rank width"]) -> Float[Array, " rank"]:
         r"""grad_a tr(Y J(a)) at fixed Y, which is grad log det(I + F J) for Y = (I + F J)^-1 F.
@@ -92,8 +95,8 @@ class Hidden(eqx.Module):
         """
         gradient = jnp.zeros(y.shape[0], y.dtype)
         for weight, layer in zip((None, *self.weights)[::-1], jet.layers[::-1], strict=True):
-            diagonal = jnp.sum(layer.inner * y.T, axis=1)
-            gradient = gradient + layer.inner.T @ (layer.curvature * diagonal)
+            diagonal = jnp.sum(layer.inner * y, axis=0)
+            gradient = gradient + layer.inner @ (layer.curvature * diagonal)
             if weight is not None:
                 y = y + (y * layer.slope[None, :]) @ weight
         return gradient

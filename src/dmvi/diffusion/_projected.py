@@ -46,7 +46,7 @@ class Head(eqx.Module):
         self.bias = zeros(dim)
 
     def __call__(self, h: Float[Array, " width"]) -> Float[Array, " dim"]:
-        return self.out @ h + self.bias
+        return h @ self.out.T + self.bias
 
 
 class Knot(NamedTuple):
@@ -86,67 +86,67 @@ class ProjectedFlow(Flow):
         """m from the shift's features."""
         return self.delta * self.shift(h)
 
-    def _shift_matrix(self, knot: Knot, jacobian: Float[Array, "width rank"]) -> Float[Array, "rank rank"]:
-        """A = I + V dm/da."""
-        return jnp.eye(jacobian.shape[1], dtype=jacobian.dtype) + self.delta * knot.folded @ jacobian
+    def _shift_matrix(self, knot: Knot, tangents: Float[Array, "rank width"]) -> Float[Array, "rank rank"]:
+        """A^T = I + (V dm/da)^T."""
+        return jnp.eye(len(tangents), dtype=tangents.dtype) + self.delta * tangents @ knot.folded.T
 
     def step(self, knot, u, key=None):
-        z = knot.w @ u
+        z = u @ knot.w.T
         s = self._log_scale(self.scale.hidden(z, knot.scale_time))
         v = _scaled(knot.w, u, z, s)[0]
-        return v + self._shift(self.shift.hidden(knot.v @ v, knot.shift_time))
+        return v + self._shift(self.shift.hidden(v @ knot.v.T, knot.shift_time))
 
     def step_density(self, knot, u):
-        z = knot.w @ u
+        z = u @ knot.w.T
         s = self._log_scale(self.scale.hidden(z, knot.scale_time))
         v = _scaled(knot.w, u, z, s)[0]
-        jet = self.shift.hidden.jet(knot.v @ v, knot.shift_time)
-        log_det = injective_log_det(self._shift_matrix(knot, jet.jacobian))
-        return v + self._shift(jet.h), jnp.sum(s) + positive_inverse(_compressed(knot.w, s))[1] + log_det
+        jet = self.shift.hidden.jet(v @ knot.v.T, knot.shift_time)
+        log_det = injective_log_det(self._shift_matrix(knot, jet.tangents))
+        return v + self._shift(jet.h), jnp.sum(s) + swept(_compressed(knot.w, s))[1] + log_det
 
     def step_score(self, knot, u, score, key=None):
         v, log_det_scale, score = self._scale_score(knot, u, score)
-        jet = self.shift.hidden.jet(knot.v @ v, knot.shift_time)
-        matrix = self._shift_matrix(knot, jet.jacobian)
-        inverse = jnp.linalg.inv(matrix)
-        gradient = self.shift.hidden.trace_gradient(jet, self.delta * inverse @ knot.folded)
+        jet = self.shift.hidden.jet(v @ knot.v.T, knot.shift_time)
+        matrix = self._shift_matrix(knot, jet.tangents)
+        inverse, log_det = swept(matrix)  # of A^T
+        gradient = self.shift.hidden.trace_gradient(jet, self.delta * inverse.T @ knot.folded)
         # (I + dm/da V)^T G' = G - V^T grad, solved at rank r.
-        right = score - knot.v.T @ gradient
-        pulled = jet.jacobian.T @ (self.delta * (self.shift.out.T @ right))
-        score = right - knot.v.T @ (inverse.T @ pulled)
-        return Moved(v + self._shift(jet.h), log_det_scale + injective_log_det(matrix), score)
+        right = score - gradient @ knot.v
+        pulled = jet.tangents @ (self.delta * (right @ self.shift.out))
+        score = right - (inverse @ pulled) @ knot.v
+        return Moved(v + self._shift(jet.h), log_det_scale + log_det, score)
 
     def _scale_score(self, knot: Knot, u: Array, score: Array) -> tuple[Array, Array, Array]:
         """(v, log |det dv/du|, (dv/du)^{-T} (G - grad log |det dv/du|)), across W's rows, then along them.
 
         d log det / d s = 1 - diag(W^T B^-1 W) / D.
         """
-        w, z = knot.w, knot.w @ u
+        w, z = knot.w, u @ knot.w.T
         jet = self.scale.hidden.jet(z, knot.scale_time)
         s = self._log_scale(jet.h)
         v, scaled = _scaled(w, u, z, s)
-        inverse, log_det_b = positive_inverse(_compressed(w, s))
-        along = w @ score
-        across = _compressed_solve(w, s, inverse, score - w.T @ along)
+        inverse, log_det_b = swept(_compressed(w, s))
+        along = score @ w.T
+        across = _compressed_solve(w, s, inverse, score - along @ w)
         s_gradient = 1 - jnp.sum(w * (inverse @ w), axis=0) * jnp.exp(-s)
         s_slope = self.delta * (1 - (s / LOG_SCALE_LIMIT) ** 2)
-        pulled = jet.jacobian.T @ (self.scale.out.T @ (s_slope * (s_gradient + scaled * across)))
-        return v, jnp.sum(s) + log_det_b, across + w.T @ (along - pulled)
+        pulled = jet.tangents @ ((s_slope * (s_gradient + scaled * across)) @ self.scale.out)
+        return v, jnp.sum(s) + log_det_b, across + (along - pulled) @ w
 
     def step_inverse(self, knot, u):
-        a = self._invert_shift(knot, knot.v @ u)
+        a = self._invert_shift(knot, u @ knot.v.T)
         v = u - self._shift(self.shift.hidden(a, knot.shift_time))
-        z = knot.w @ v
+        z = v @ knot.w.T
         s = self._log_scale(self.scale.hidden(z, knot.scale_time))
-        inverse, _ = positive_inverse(_compressed(knot.w, s))
-        return knot.w.T @ z + _compressed_solve(knot.w, s, inverse, v - knot.w.T @ z)
+        inverse, _ = swept(_compressed(knot.w, s))
+        return z @ knot.w + _compressed_solve(knot.w, s, inverse, v - z @ knot.w)
 
     def _invert_shift(self, knot: Knot, image: Float[Array, " rank"]) -> Float[Array, " rank"]:
         """a with a + V m(a) = image."""
 
         def residual(a):
             jet = self.shift.hidden.jet(a, knot.shift_time)
-            return a + knot.v @ self._shift(jet.h) - image, self._shift_matrix(knot, jet.jacobian)
+            return a + self._shift(jet.h) @ knot.v.T - image, self._shift_matrix(knot, jet.tangents).T
 
         return newton_root(residual, image)
 
@@ -163,25 +163,30 @@ def orthonormal_rows(w: Float[Array, "rank dim"]) -> Float[Array, "rank dim"]:
     return jnp.stack(rows)
 
 
-def positive_inverse(b: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, ""]]:
-    """B^-1 and log det B of a small positive definite matrix, by sweeping its pivots in turn.
+def swept(matrix: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, ""]]:
+    """M^-1 and log det M of a small matrix, by sweeping its pivots in turn; not a number where det <= 0.
 
-    Pivots of such a matrix are positive and need no search, which a library call cannot know: at
-    rank 2 this is several times quicker than calling one.
+    Pivots are taken as they come: those of a positive definite matrix are positive, and in a step of training
+    the rare draw whose pivot is near zero may be inexact. A library call searches for pivots, and its
+    bookkeeping takes several times as long as the arithmetic.
     """
-    log_det = jnp.zeros((), b.dtype)
-    for i in range(b.shape[0]):
-        pivot, row, column = b[i, i], b[i] / b[i, i], b[:, i]
-        log_det = log_det + jnp.log(pivot)
-        b = (b - jnp.outer(column, row)).at[i].set(row).at[:, i].set(-column / pivot).at[i, i].set(1 / pivot)
-    return b, log_det
+    n = matrix.shape[0]
+    size, sign = jnp.zeros((), matrix.dtype), jnp.ones((), matrix.dtype)
+    for i in range(n):
+        pivot, at = matrix[i, i], jnp.arange(n) == i
+        size, sign = size + jnp.log(jnp.abs(pivot)), sign * jnp.sign(pivot)
+        row = jnp.where(at, 1.0, matrix[i]) / pivot
+        # The pivot's column is that of the inverse from here on.
+        others = jnp.where(at[None, :], 0.0, matrix) - jnp.outer(matrix[:, i], row)
+        matrix = jnp.where(at[:, None], row[None, :], others)
+    return matrix, jnp.where(sign > 0, size, jnp.nan)
 
 
 def _scaled(w: Array, u: Array, z: Array, s: Array) -> tuple[Array, Array]:
     """(v, D u_perp): the scale part of a step and its product before projection."""
-    along = w.T @ z
+    along = z @ w
     scaled = jnp.exp(s) * (u - along)
-    return scaled - w.T @ (w @ scaled) + along, scaled
+    return scaled - (scaled @ w.T) @ w + along, scaled
 
 
 def _compressed(w: Array, s: Array) -> Float[Array, "scale_rank scale_rank"]:
@@ -192,7 +197,7 @@ def _compressed(w: Array, s: Array) -> Float[Array, "scale_rank scale_rank"]:
 def _compressed_solve(w: Array, s: Array, inverse: Array, right: Array) -> Array:
     """x orthogonal to W's rows with P D x = right, for right orthogonal to them too; `inverse` is B^-1."""
     x = jnp.exp(-s) * right
-    return x - jnp.exp(-s) * (w.T @ (inverse @ (w @ x)))
+    return x - jnp.exp(-s) * ((inverse @ (x @ w.T)) @ w)
 
 
 class Projected(eqx.Module):

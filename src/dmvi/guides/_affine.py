@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dmvi.guides._guide import Frozen
+from dmvi.guides._triangle import lower_inverse
 
 
 class Affine(eqx.Module):
@@ -28,11 +29,17 @@ class Affine(eqx.Module):
         return self.loc.shape[0]
 
     def __call__(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        whitened = self.loc + jnp.exp(self.log_diagonal) * u
-        if self.lower is not None:
-            whitened = whitened + jnp.tril(self.lower, -1) @ u
+        return self.from_whitened(self.whitened(u))
+
+    def whitened(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """w = b + L u, the part that is trained."""
+        moved = self.loc + jnp.exp(self.log_diagonal) * u
+        return moved if self.lower is None else moved + u @ jnp.tril(self.lower, -1).T
+
+    def from_whitened(self, w: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """a + S w, the part that is fixed."""
         scale = self.anchor_scale.value
-        return self.anchor.value + (scale * whitened if scale.ndim == 1 else scale @ whitened)
+        return self.anchor.value + (scale * w if scale.ndim == 1 else w @ scale.T)
 
     def untrained(self) -> "Affine":
         """The anchor alone, xi = a + S u."""
@@ -49,9 +56,10 @@ class Affine(eqx.Module):
         centred = solve(self.anchor_scale.value, xi - self.anchor.value) - self.loc
         return solve(self._scale(), centred)
 
-    def pull_score(self, score: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        """(S L)^{-T} G: a score in u as a score in xi."""
-        return solve_transposed(self.anchor_scale.value, solve_transposed(self._scale(), score))
+    def whitened_score(self, score: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """L^{-T} G: a score in u as a score in w = b + L u."""
+        scale = self._scale()
+        return score / scale if scale.ndim == 1 else score @ lower_inverse(scale)
 
     def _scale(self) -> Array:
         diagonal = jnp.exp(self.log_diagonal)
@@ -81,9 +89,3 @@ def anchored(loc: Float[Array, " dim"], scale: Array, *, full: bool) -> Affine:
 
 def solve(scale: Array, x: Array) -> Array:
     return x / scale if scale.ndim == 1 else jax.scipy.linalg.solve_triangular(scale, x, lower=True)
-
-
-def solve_transposed(scale: Array, x: Array) -> Array:
-    if scale.ndim == 1:
-        return x / scale
-    return jax.scipy.linalg.solve_triangular(scale, x, lower=True, trans="T")

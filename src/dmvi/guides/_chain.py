@@ -15,7 +15,7 @@ from dmvi._errors import InputError
 from dmvi.diffusion import ReverseChain, build_chain
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
 from dmvi.guides._low_rank import AnyAffine
-from dmvi.guides._noise import spread, standard_log_prob, standard_normal
+from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_normal
 
 LARGEST_SCORE = 50.0  # at which the score feature is cut
 EVIDENCE_PATHS = 64
@@ -58,16 +58,15 @@ class Chain(Guide):
         log_q = standard_log_prob(z) + end.log_ratio - fixed.affine.log_det()
         # In q the affine map is fixed as well: what it moves, it moves against q's slope at u_0.
         slope = end.slope - jnp.where(sent, end.read_slope, 0.0)
-        landed = self.affine(jax.lax.stop_gradient(end.u))
-        by_affine = with_path_gradient(jnp.zeros_like(log_q), landed, fixed.affine.pull_score(slope))
+        landed = self.affine.whitened(jax.lax.stop_gradient(end.u))
+        by_affine = with_path_gradient(jnp.zeros_like(log_q), landed, fixed.affine.whitened_score(slope))
         return Draw(self.affine(end.u), log_q + by_affine, z)
 
     def sample(self, key, shape=()):
         def one(key):
             return self.affine(self.chain.move(self._start(key), self._noise(key), self._feature()))
 
-        draws = jax.vmap(one)(jr.split(key, math.prod(shape)))
-        return draws.reshape(*shape, self.dim)
+        return in_batches(one, key, shape)
 
     def evidence(self, xi, key=None):
         r"""Estimate of log q(xi) from paths that r draws from xi.

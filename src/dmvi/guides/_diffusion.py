@@ -1,6 +1,5 @@
 """The diffusion guide: a solver's draws with their exact density."""
 
-import math
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +12,7 @@ from dmvi._errors import InputError
 from dmvi.diffusion import ORDERS, Flow, NetworkFlow, Projected, as_score_network
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
 from dmvi.guides._low_rank import AnyAffine
-from dmvi.guides._noise import spread, standard_log_prob, standard_normal
+from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_normal
 
 
 class Diffusion(Guide):
@@ -43,14 +42,12 @@ class Diffusion(Guide):
         affine = frozen(self.affine)
         moved = self.flow.move_path(z, -z, dropout_key)
         log_q = standard_log_prob(z) - moved.log_det - affine.log_det()
-        xi = self.affine(moved.u)
-        return Draw(xi, with_path_gradient(log_q, xi, affine.pull_score(moved.score)), z)
+        w = self.affine.whitened(moved.u)
+        log_q = with_path_gradient(log_q, w, affine.whitened_score(moved.score))
+        return Draw(self.affine.from_whitened(w), log_q, z)
 
     def sample(self, key, shape=()):
-        count = math.prod(shape)
-        keys = jr.split(key, count)
-        draws = jax.vmap(lambda key: self.affine(self.flow.move(self._noise(key))))(keys)
-        return draws.reshape(*shape, self.dim)
+        return in_batches(lambda key: self.affine(self.flow.move(self._noise(key))), key, shape)
 
     def stages(self, key):
         """One draw at the solver's K + 1 times, each in the target's coordinates."""

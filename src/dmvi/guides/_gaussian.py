@@ -22,10 +22,11 @@ class Gaussian(Guide):
 
     def draw_path(self, key, far=None):
         u = spread(self._noise(key), far)
-        xi = self.affine(u)
+        w = self.affine.whitened(u)
         fixed = frozen(self.affine)
         log_q = standard_log_prob(u) - fixed.log_det()
-        return Draw(xi, with_path_gradient(log_q, xi, fixed.pull_score(-u)), u)
+        log_q = with_path_gradient(log_q, w, fixed.whitened_score(-u))
+        return Draw(self.affine.from_whitened(w), log_q, u)
 
     def sample(self, key, shape=()):
         noise = jr.normal(key, (*shape, self.dim), self.affine.loc.dtype)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from dmvi.guides._affine import Affine, anchored, solve, solve_transposed
+from dmvi.guides._affine import Affine, anchored, solve
 from dmvi.guides._guide import Frozen
 
 
@@ -76,7 +76,15 @@ class LowRankAffine(eqx.Module):
         return self.loc.shape[0]
 
     def __call__(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        return self.anchor.value + _apply(self.anchor_scale.value, self.loc + self._scale()(u))
+        return self.from_whitened(self.whitened(u))
+
+    def whitened(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """w = b + M u, the part that is trained."""
+        return self.loc + self._scale()(u)
+
+    def from_whitened(self, w: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """a + S w, the part that is fixed."""
+        return self.anchor.value + _apply(self.anchor_scale.value, w)
 
     def untrained(self) -> "Affine | LowRankAffine":
         """The anchor alone, xi = a + S u."""
@@ -95,9 +103,9 @@ class LowRankAffine(eqx.Module):
         """u with a + S (b + M u) = xi."""
         return self._scale().solve(_solve(self.anchor_scale.value, xi - self.anchor.value) - self.loc)
 
-    def pull_score(self, score: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        """(S M)^{-T} G: a score in u as a score in xi."""
-        return _solve_transposed(self.anchor_scale.value, self._scale().solve_transposed(score))
+    def whitened_score(self, score: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """M^{-T} G: a score in u as a score in w = b + M u."""
+        return self._scale().solve_transposed(score)
 
     def rebased(self) -> "LowRankAffine":
         """The same map with what was trained moved into the anchor, as far as it keeps its form.
@@ -151,7 +159,3 @@ def _log_det(scale: Array | LowRank) -> Array:
 
 def _solve(scale: Array | LowRank, x: Array) -> Array:
     return scale.solve(x) if isinstance(scale, LowRank) else solve(scale, x)
-
-
-def _solve_transposed(scale: Array | LowRank, x: Array) -> Array:
-    return scale.solve_transposed(x) if isinstance(scale, LowRank) else solve_transposed(scale, x)

@@ -13,7 +13,6 @@ Where the components are those Gaussians log_q is the density of the whole mixtu
 apart r is one.
 """
 
-import math
 from typing import Any
 
 import equinox as eqx
@@ -24,7 +23,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dmvi.guides._affine import Affine
 from dmvi.guides._guide import Draw, Frozen, Guide, GuideRecipe, frozen, with_path_gradient
-from dmvi.guides._noise import standard_log_prob
+from dmvi.guides._noise import in_batches, standard_log_prob
 
 
 class Mixture(Guide):
@@ -67,10 +66,8 @@ class Mixture(Guide):
         return Draw(draw.xi, draw.log_q + with_path_gradient(ratio, draw.xi, slope), draw.noise)
 
     def sample(self, key, shape=()):
-        keys = jr.split(key, math.prod(shape))
         weights = jnp.exp(self.log_weights.value)
-        draws = jax.vmap(lambda key: self._component(self._index(key, weights)).sample(key))(keys)
-        return draws.reshape(*shape, self.dim)
+        return in_batches(lambda key: self._component(self._index(key, weights)).sample(key), key, shape)
 
     def evidence(self, xi, key=None):
         """log_q of xi as a draw of the component it most likely came from."""

@@ -11,7 +11,6 @@ the solver without dropout, and differs from the density of the chain above, whi
 import math
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -20,7 +19,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dmvi._errors import InputError
 from dmvi.diffusion import GRIDS, ORDERS, LinearSchedule, NoiseMLP, NoiseSchedule, SolverFlow
 from dmvi.guides._guide import DenoisingGuide, DenoisingTerms, Draw, GuideRecipe, with_path_gradient
-from dmvi.guides._noise import spread, standard_log_prob, standard_normal
+from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_normal
 
 
 class PaperDiffusion(DenoisingGuide):
@@ -40,8 +39,7 @@ class PaperDiffusion(DenoisingGuide):
         return Draw(xi, with_path_gradient(standard_log_prob(z) - log_det, xi, score), z)
 
     def sample(self, key, shape=()):
-        keys = jr.split(key, math.prod(shape))
-        return jax.vmap(lambda key: self.flow.move(self._noise(key)))(keys).reshape(*shape, self.dim)
+        return in_batches(lambda key: self.flow.move(self._noise(key)), key, shape)
 
     def evidence(self, xi, key=None):
         z = self.flow.invert(xi)

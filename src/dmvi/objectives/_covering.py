@@ -9,7 +9,8 @@ vanishes at q = p wherever the draw was made. So the noise of some draws may be 
 q's own, one coordinate at a time, and the coordinate is chosen by what the weights w = p/q of earlier
 draws far out in it showed: where they average above one, the guide has too little mass there. Where no
 coordinate lacks mass nearly all draws stay q's own. A draw sent where there is hardly any mass is left out:
-its gradient would be large and ask only for mass to be taken away.
+its gradient would be large and ask only for mass to be taken away. Where such a draw has no weight at all,
+because the density overflows or the guide folds, no more than the usual few are sent.
 """
 
 import math
@@ -28,7 +29,7 @@ LARGEST_WEIGHT = 5.0  # at which one draw's weight is cut
 FADING = 500.0  # steps after which what was seen has faded to 1 / e
 PRIOR_DRAWS = 10.0  # of weight one, before anything was seen
 EVERYWHERE = 0.125  # share of the draws sent far out in coordinates taken in turn
-MOST = 0.6  # largest share of the draws sent where mass is lacking
+MOST = 0.45  # largest share of the draws sent where mass is lacking
 TOLERATED = 0.03  # mean weight above one that is left alone
 LACKING = 0.15  # sum of the excess weights that calls for MOST of the draws
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -70,6 +71,10 @@ class Attention(NamedTuple):
             (self.phase + GOLDEN) % 1.0,
         )
 
+    def content_with(self, reached: Bool[Array, " dim"]) -> "Attention":
+        """As if the coordinates marked lacked no mass: the guide has gone there as far as it can."""
+        return self._replace(weights=jnp.where(reached, jnp.minimum(self.weights, self.draws), self.weights))
+
 
 class CoveringELBO(Objective):
     r"""The path-gradient ELBO, its draws attentive to where the guide lacks mass; see the module.
@@ -89,8 +94,8 @@ class CoveringELBO(Objective):
         def weigh(key, far):
             draw = guide.draw_path(key, far)
             log_pi, slope = jax.value_and_grad(target.log_density)(jax.lax.stop_gradient(draw.xi))
-            # Far out the density may overflow, which says nothing against the guide's own draws.
-            usable = jnp.isfinite(log_pi) & jnp.all(jnp.isfinite(slope))
+            # Far out the density may overflow or the guide fold, which says nothing against its own draws.
+            usable = jnp.isfinite(log_pi - draw.log_q) & jnp.all(jnp.isfinite(slope))
             lost = jnp.any(far) & ~usable
             log_pi = with_path_gradient(log_pi, draw.xi, jnp.where(lost, 0.0, slope))
             return jnp.where(lost, -jnp.inf, log_pi - draw.log_q), draw.noise
@@ -99,7 +104,8 @@ class CoveringELBO(Objective):
         stayed = ~jnp.any(sent, axis=1)
         log_weights, noise = jax.vmap(weigh)(keys, sent)
         weights = jax.nn.softmax(log_weights) * keys.shape[0]
-        memory = jax.lax.stop_gradient(memory.after(weights, noise))
+        lost = jnp.any(sent & jnp.isneginf(log_weights)[:, None], axis=0)
+        memory = jax.lax.stop_gradient(memory.after(weights, noise).content_with(lost))
         kept = stayed | (weights > LEAST_WEIGHT)
         own = stayed & guide.trains_as_it_draws
         return Value(-jnp.mean(log_weights, where=kept), log_weights, own, memory)

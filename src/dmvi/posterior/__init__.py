@@ -1,5 +1,6 @@
 """The posterior: draws, diagnostics, verdict, summary, ArviZ, plots."""
 
+from dmvi.posterior._atomic import WriteError as WriteError
 from dmvi.posterior._compare import Comparison as Comparison
 from dmvi.posterior._compare import compare as compare
 from dmvi.posterior._container import FileError as FileError
@@ -8,6 +9,9 @@ from dmvi.posterior._draws import Draws as Draws
 from dmvi.posterior._expectation import Expectation as Expectation
 from dmvi.posterior._named import digest as digest
 from dmvi.posterior._named import library_versions as library_versions
+from dmvi.posterior._plots import COLOURS as COLOURS
+from dmvi.posterior._plots import few_ticks as few_ticks
+from dmvi.posterior._plots import label as label
 from dmvi.posterior._plots import plot_marginals as plot_marginals
 from dmvi.posterior._plots import plot_plane as plot_plane
 from dmvi.posterior._posterior import Posterior as Posterior

@@ -10,6 +10,10 @@ from typing import IO
 from dmvi._errors import InputError
 
 
+class WriteError(InputError, OSError):
+    """A file that could not be written; what was there before is unchanged."""
+
+
 def check_place(path: Path) -> None:
     """Whether there can be a file at `path`; asked before work is done for it."""
     if path.is_dir():
@@ -28,15 +32,29 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
     try:
         handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise InputError(f"cannot write into {str(path.parent)!r}: {error.strerror or error}.") from error
+        raise WriteError(f"cannot write into {str(path.parent)!r}: {error.strerror or error}.") from error
     try:
-        with os.fdopen(handle, "wb") as file:
+        with _told(path), os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(partial, 0o666 & ~mask)  # mkstemp lets nobody else read
-        os.replace(partial, path)
+        with _told(path):
+            os.replace(partial, path)
     finally:
         Path(partial).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A disk that is full or fails in words that say what is left and what to do."""
+    try:
+        yield
+    except OSError as error:
+        before = "What was there before is unchanged." if path.exists() else "Nothing was left there."
+        raise WriteError(
+            f"{str(path)!r} could not be written: {error.strerror or error}. {before} Make room or choose "
+            "another place, and write again."
+        ) from error

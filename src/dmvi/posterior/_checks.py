@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dmvi._errors import InputError
-from dmvi.posterior._plots import _COLOURS, _density, _grid, few_ticks, label
+from dmvi.posterior._plots import COLOURS, _density, _grid, few_ticks, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FEW = 40  # observations shown one by one
 _LINES = 50
 _VALUES = 30  # distinct counts shown as bars
-_BLUE, _DARK = _COLOURS[0], "black"
+_BLUE, _DARK = COLOURS[0], "black"
 
 
 def plot_predictive(observed: Mapping[str, np.ndarray], predicted: Mapping[str, np.ndarray]) -> "Figure":

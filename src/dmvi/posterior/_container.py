@@ -13,6 +13,7 @@ size of the file itself, as nothing is compressed, and every byte is checked bef
 import hashlib
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -137,7 +138,9 @@ def _from_bytes(name: str, raw: bytes) -> np.ndarray:
     buffer = io.BytesIO(raw)
     if np.lib.format.read_magic(buffer) != (1, 0):
         raise FileError(f"array {name!r} is not in version 1.0 of NumPy's format.")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(buffer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # NumPy mends headers of Python 2 and says so; there are none here
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(buffer)
     if dtype.kind not in _KINDS or dtype.hasobject:
         raise FileError(f"array {name!r} holds {dtype}, not numbers.")
     start, count = buffer.tell(), 1

@@ -13,6 +13,7 @@ from dmvi._run import Run, Status
 from dmvi.objectives import ROUND_TRIPS, Weighed
 from dmvi.posterior._draws import Draws
 from dmvi.posterior._drivers import Driver, drivers
+from dmvi.posterior._missed import missed_share
 from dmvi.posterior._psis import smooth
 
 DRAWS = 20_000
@@ -64,6 +65,8 @@ class Diagnostics:
         drivers: the coordinates in which the heaviest draws stand apart, the strongest first.
         history: ELBO on fresh draws, one value per look at the guide during training.
         history_steps: step of each look.
+        missed: share of the posterior, by estimate, around a mode that the warm start's searches ended in
+            and the guide has next to no draws near; the largest of several.
     """
 
     elbo: float
@@ -85,6 +88,7 @@ class Diagnostics:
     drivers: tuple[Driver, ...] = ()
     history: tuple[float, ...] = ()
     history_steps: tuple[int, ...] = ()
+    missed: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -100,6 +104,8 @@ class Diagnostics:
         """The inverse of `to_dict`; raises KeyError, TypeError or ValueError where a value is amiss."""
         found: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
+            if field.name == "missed" and field.name not in values:
+                continue  # files of 0.1.0 and before
             value = values[field.name]
             if field.type in (float, int, str):
                 found[field.name] = field.type(value)
@@ -146,8 +152,9 @@ def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
 def diagnose(draws: Draws, run: Run, weighed: Weighed, names: tuple[str, ...]) -> Diagnostics:
     """Weights of fresh draws, the round trip of 256 of them, and the record of the run."""
     error, misses = _round_trip(draws, weighed) if draws.exact else (np.nan, 0.0)
+    weights = weigh(weighed.log_w)
     return Diagnostics(
-        **weigh(weighed.log_w)._asdict(),
+        **weights._asdict(),
         round_trip_error=error,
         round_trip_misses=misses,
         status=run.status,
@@ -159,6 +166,7 @@ def diagnose(draws: Draws, run: Run, weighed: Weighed, names: tuple[str, ...]) -
         drivers=drivers(weighed.xi, weighed.log_w[: len(weighed.xi)], names),
         history=tuple(map(float, run.history)),
         history_steps=tuple(map(int, run.history_steps)),
+        missed=missed_share(draws, weighed, run.visited, weights.log_evidence),
     )
 
 

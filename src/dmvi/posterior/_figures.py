@@ -8,7 +8,7 @@ import numpy as np
 
 from dmvi._run import Status
 from dmvi.posterior._named import scalars
-from dmvi.posterior._plots import _COLOURS, few_ticks, plot_marginals
+from dmvi.posterior._plots import COLOURS, few_ticks, plot_marginals
 from dmvi.posterior._psis import smooth
 from dmvi.posterior._views import Views
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, VERMILLION, GREEN = _COLOURS[:3]
+BLUE, VERMILLION, GREEN = COLOURS[:3]
 GUIDE, CORRECTED = "guide", "PSIS-resampled"
 MOST_PANELS = 64
 _WIDE = 24  # scalars from which panels stand more closely

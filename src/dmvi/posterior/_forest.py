@@ -7,7 +7,7 @@ import numpy as np
 
 from dmvi._errors import InputError
 from dmvi.posterior._named import scalars
-from dmvi.posterior._plots import _COLOURS, few_ticks, label
+from dmvi.posterior._plots import COLOURS, few_ticks, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,9 +75,9 @@ def _panels(rows: list[Interval]) -> list[list[Interval]]:
 def _plot_panel(ax: "Axes", panel: list[Interval]) -> None:
     places = np.arange(len(panel))
     q = np.stack([row.quantiles for row in panel])
-    ax.hlines(places, q[:, 0], q[:, 4], color=_COLOURS[0], linewidth=1.4)
-    ax.hlines(places, q[:, 1], q[:, 3], color=_COLOURS[0], linewidth=4.0)
-    ax.plot(q[:, 2], places, "o", markersize=4, markerfacecolor="white", markeredgecolor=_COLOURS[0])
+    ax.hlines(places, q[:, 0], q[:, 4], color=COLOURS[0], linewidth=1.4)
+    ax.hlines(places, q[:, 1], q[:, 3], color=COLOURS[0], linewidth=4.0)
+    ax.plot(q[:, 2], places, "o", markersize=4, markerfacecolor="white", markeredgecolor=COLOURS[0])
     if q.min() < 0 < q.max():
         ax.axvline(0.0, color="0.6", linewidth=0.8, linestyle=":")
     ax.set_yticks(places, [label(row.name) for row in panel])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DrawsByMethod = Mapping[str, Mapping[str, np.ndarray]]
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _STYLES = ("-", "--", "-.", ":")
 _REFERENCE_COLOUR = "0.55"
 _GRID = 256
@@ -150,7 +150,7 @@ def _shared_variables(draws: DrawsByMethod, reference: str) -> list[str]:
 
 
 def _colour(i: int) -> str:
-    return _COLOURS[i % len(_COLOURS)]
+    return COLOURS[i % len(COLOURS)]
 
 
 def _grid(values: np.ndarray, stray: float = 0.002) -> np.ndarray:

@@ -56,7 +56,7 @@ _SINGLE = (
     "history",
     "history_steps",
 )
-_TREES = ("guide", "psi", "training")
+_TREES = ("guide", "psi", "training", "visited")
 
 
 def save(posterior: "Posterior", path: Path, *, n: int, seed: int) -> Path:
@@ -90,6 +90,7 @@ def save(posterior: "Posterior", path: Path, *, n: int, seed: int) -> Path:
     for group, sites in groups.items():
         arrays |= {f"{group}/{site}": values for site, values in sites.items()}
     trees = {"guide": posterior.guide, "psi": posterior.target.params, "training": posterior.training}
+    trees |= {"visited": posterior.run.visited} if len(posterior.run.visited) else {}
     for tree, leaves in trees.items():
         kept = jax.tree.leaves(eqx.filter(leaves, eqx.is_array))
         arrays |= {f"{tree}/{i}": leaf for i, leaf in enumerate(kept)}
@@ -162,29 +163,34 @@ def _understood(contents: Contents) -> Fit:
     run = dict(record["run"])
     status = Status[run.pop("status")]
     settings = dict(run.pop("settings"))
-    casts = {
-        "steps": int,
-        "seconds": float,
-        "skipped": int,
-        "warm_start": str,
-        "guide_name": str,
-        "seed": int,
-    }
-    fields = {name: cast(run[name]) for name, cast in casts.items()}
+    seen = {"visited": _visited(trees["visited"], single["xi"].shape[1])} if trees["visited"] else {}
     return Fit(
         diagnostics=Diagnostics.from_dict(record["diagnostics"]),
         run=Run(
             status=status,
-            **fields,
+            steps=int(run["steps"]),
+            seconds=float(run["seconds"]),
+            skipped=int(run["skipped"]),
+            warm_start=str(run["warm_start"]),
+            guide_name=str(run["guide_name"]),
+            seed=int(run["seed"]),
             history=single["history"],
             history_steps=single["history_steps"],
             settings=settings,
+            **seen,
         ),
         groups=groups,
         arrays=single,
         leaves={tree: [leaves[i] for i in range(len(leaves))] for tree, leaves in trees.items()},
         record=record,
     )
+
+
+def _visited(leaves: dict[int, np.ndarray], dim: int) -> np.ndarray:
+    """Modes with their scales."""
+    if list(leaves) != [0] or leaves[0].ndim != 3 or leaves[0].shape[1:] != (dim + 1, dim):
+        raise FileError("the modes in the file do not fit its draws.")
+    return leaves[0]
 
 
 def _check_record(record: Mapping[str, Any]) -> None:

@@ -41,6 +41,7 @@ _EFFECTIVE_DRAWS = 400
 _NON_FINITE = 1e-3
 _ROUND_TRIP_MISSES = 0.01
 _SKIPPED = 0.1
+_MISSED = 1e-3
 
 
 def judge(diagnostics: Diagnostics) -> Judgement:
@@ -53,8 +54,9 @@ def judge(diagnostics: Diagnostics) -> Judgement:
 
     - trust: ESS at least 0.9 and k-hat below 0.7, or ESS at least 0.99 whatever k-hat says;
     - trust after resampling: k-hat below 0.7 and at least 400 effective draws;
-    - do not trust: everything else, more than 0.1 % of the weights not finite, or more than
-      1 % of the draws whose density the guide could not confirm by inverting itself.
+    - do not trust: everything else, more than 0.1 % of the weights not finite, more than 1 % of the
+      draws whose density the guide could not confirm by inverting itself, or a separate mode of more
+      than 0.1 % of the posterior that the warm start visited and the guide has no draws near.
 
     How training ended does not enter: the weights judge the fit that it left behind. It does
     decide what is worth trying next.
@@ -94,6 +96,11 @@ def _fault(d: Diagnostics) -> str | None:
         return (
             f"inverting the guide did not give back the density of {100 * d.round_trip_misses:.0f} % of the "
             "draws, so its weights cannot be relied on"
+        )
+    if d.missed > _MISSED:
+        return (
+            f"the search has found a separate mode of about {100 * d.missed:.2g} % of the posterior, and the "
+            "guide has next to no draws near it"
         )
     return None
 
@@ -142,6 +149,11 @@ def _advice(d: Diagnostics) -> tuple[str, ...]:
     if d.round_trip_misses > _ROUND_TRIP_MISSES:
         return (
             "fit again with more solver steps, which are smaller and easier to invert, or with another seed",
+        )
+    if d.missed > _MISSED:
+        return (
+            'fit with guide="auto", which takes one guide for each mode, in up to 64 dimensions',
+            "break symmetries of the model, as by ordering the components of a mixture",
         )
     advice = [_NEXT[d.status]]
     if d.guide in _PLAIN_GUIDES:

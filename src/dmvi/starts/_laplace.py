@@ -45,13 +45,13 @@ class Mode(NamedTuple):
     log_evidence: float
 
 
-def laplace(surface: Surface, start: np.ndarray) -> Mode:
-    r"""Laplace's approximation at the mode that L-BFGS finds from `start`.
+def laplace(surface: Surface, start: np.ndarray, iterations: int = MAX_ITERATIONS) -> Mode:
+    r"""Laplace's approximation at the mode that L-BFGS finds from `start` in so many iterations.
 
     log Z ~ log pi(mode) - 1/2 log |H / 2 pi|, the curvatures of H cut at LARGEST_SD^-2. Where the search
     or the Hessian leaves the finite, the start itself with unit curvature stands in, at evidence zero.
     """
-    loc, log_pi = climb(surface, start, MAX_ITERATIONS)
+    loc, log_pi = climb(surface, start, iterations)
     precision = -surface.hessian(loc)
     if not (np.isfinite(loc).all() and np.isfinite(precision).all() and np.isfinite(log_pi)):
         return Mode(start, np.eye(start.size), -np.inf)

@@ -36,6 +36,7 @@ NEGLIGIBLE = 7.0  # nats of Laplace's evidence below the best at which a mode is
 MARGIN = 0.25  # of the range of the modes found, by which the next round looks beyond it
 SLACK = 1.0  # nats by which training may be expected to raise a mixture's ELBO more than one Gaussian's
 MOST = 64
+MOST_VISITED = 16  # modes whose neighbourhood the verdict looks at
 DRAWS = 1000  # of each component, to weigh it
 BALANCING = 50
 FITTINGS = 4
@@ -87,6 +88,15 @@ def separate_modes(
         return None
     modes = _weighed(target, _all_modes(target, surface, known, rng)[:MOST], key)
     return None if modes.elbo < single - SLACK else modes
+
+
+def visited_modes(surface: Surface, searched: list[Mode]) -> Float[np.ndarray, "modes rows dim"] | None:
+    """Places and scales of the distinct modes that searches ended in; None where all ended in one."""
+    known = _distinct(_proper(surface, searched))[:MOST_VISITED]
+    if len(known) < 2:
+        return None
+    scales = [scale_from_precision(mode.precision, full=True) for mode in known]
+    return np.stack([np.vstack([mode.loc, scale]) for mode, scale in zip(known, scales, strict=True)])
 
 
 def _all_modes(target: Target, surface: Surface, known: list[Mode], rng: np.random.Generator) -> list[Mode]:

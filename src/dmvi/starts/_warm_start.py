@@ -14,12 +14,14 @@ from dmvi._random import children, seed_of
 from dmvi.guides import Affine, AnyAffine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
-from dmvi.starts._modes import Modes, separate_modes
+from dmvi.starts._modes import Modes, separate_modes, visited_modes
 from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
 TRIED_STARTS = 32
 SEARCHES = 32  # for modes
+GLANCE = 30  # iterations of every search
+FINALISTS = 8  # searches, by Laplace's evidence after them, that go on to the end
 SPREAD = 2.0  # sd of further points from which modes are sought
 MODES = 2  # modes kept, by Laplace's evidence
 BROAD_SCALES = (0.3, 1.0)
@@ -42,12 +44,14 @@ class WarmStart(NamedTuple):
     """Whitened coordinates, the name of the start that gave them and generative parameters on the way.
 
     `modes` are there where a mixture of Gaussians, one for each of several separate modes, is better.
+    `visited` are modes that searches ended in, for the verdict: any guide has to have some draws near them.
     """
 
     affine: AnyAffine
     name: str
     params: dict[str, Array]
     modes: Modes | None = None
+    visited: Float[np.ndarray, "modes rows dim"] | None = None
 
 
 class Candidate(NamedTuple):
@@ -92,7 +96,8 @@ def warm_start(
     elbos = np.asarray(elbos)
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
     best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
-    start = WarmStart(best, candidates[winner].name, best_params)
+    visited = None if target.params or target.subsampled else visited_modes(surface, searched)
+    start = WarmStart(best, candidates[winner].name, best_params, visited=visited)
     if mixes and not target.params:
         modes = separate_modes(target, surface, searched, single=float(elbos[winner]), key=key)
         if modes is not None:
@@ -120,20 +125,26 @@ def _candidates(
     # Modes are many in mixtures: half of the searches begin where the model's starts lie, half further out.
     near = starts[: SEARCHES // 2]
     far = near[0] + SPREAD * np.random.default_rng(seed_of(key)).standard_normal(near.shape)
-    modes = [laplace(surface, start) for start in (*near, *far)]
-    modes.sort(key=lambda mode: -mode.log_evidence)
-    for mode in _distinct(modes)[:MODES]:
+    modes = sorted((laplace(surface, start, GLANCE) for start in (*near, *far)), key=_rank)
+    modes = sorted(modes + [laplace(surface, mode.loc) for mode in _distinct(modes)[:FINALISTS]], key=_rank)
+    best = _distinct(modes)
+    for mode in (best + best[:1] * MODES)[:MODES]:
         candidates.append(Candidate("laplace", mode.loc, scale_from_precision(mode.precision, full=full)))
     return candidates, modes
 
 
+def _rank(mode: Mode) -> float:
+    """Best evidence first."""
+    return -mode.log_evidence
+
+
 def _distinct(modes: list[Mode]) -> list[Mode]:
-    """The modes without repetitions, filled up with the best where too few are left."""
+    """The modes without repetitions."""
     kept: list[Mode] = []
     for mode in modes:
         if all(abs(mode.log_evidence - other.log_evidence) > 1e-2 for other in kept):
             kept.append(mode)
-    return kept + modes[:1] * (MODES - len(kept))
+    return kept
 
 
 def ranked_starts(target: Target, surface: Surface, key: PRNGKeyArray) -> Float[np.ndarray, "starts dim"]:

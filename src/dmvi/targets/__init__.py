@@ -6,8 +6,13 @@ from dmvi.targets._external import from_value_and_grad as from_value_and_grad
 from dmvi.targets._family import Family as Family
 from dmvi.targets._family import family as family
 from dmvi.targets._jax import from_log_density as from_log_density
+from dmvi.targets._jax import read_point as read_point
 from dmvi.targets._numpyro import from_numpyro as from_numpyro
 from dmvi.targets._rows import TABLES as TABLES
+from dmvi.targets._simulate import Simulator as Simulator
+from dmvi.targets._simulate import log_joint as log_joint
+from dmvi.targets._simulate import read_simulator as read_simulator
+from dmvi.targets._simulate import seen_twice as seen_twice
 from dmvi.targets._stream import Derivatives as Derivatives
 from dmvi.targets._stream import Stream as Stream
 from dmvi.targets._stream import anchored_at as anchored_at

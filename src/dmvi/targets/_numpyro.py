@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.dtypes import canonicalize_dtype
 from jaxtyping import Array, PRNGKeyArray
 
 from dmvi._errors import InputError
@@ -57,7 +58,8 @@ def from_numpyro(model: Callable, args: tuple = (), data: dict[str, Any] | None 
     except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
         raise explain_failure(error, model, "data", arguments.named) from error
     check_probe(program, probe, describe_nonfinite(arguments.named))
-    observed = {name: np.asarray(value) for name, value in probe.observed.items()}
+    # Constants of a model may come back in the width JAX first met them in, whatever it is set to now.
+    observed = {name: np.asarray(v, canonicalize_dtype(v.dtype)) for name, v in probe.observed.items()}
     return program_target(program, probe.params, observed, constant_data(program, observed))
 
 

@@ -110,6 +110,7 @@ class NpyColumn:
     def __init__(self, path: Path):
         self._path = path
         try:
+            self._seen = _file_fingerprint(path)
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise InputError(f"{str(path)!r} is no readable .npy file: {error}.") from error
@@ -121,6 +122,7 @@ class NpyColumn:
 
     def __getitem__(self, index: slice) -> np.ndarray:
         start, stop, _ = index.indices(self.shape[0])
+        _check_unchanged(self._path, self._seen)
         with self._path.open("rb") as file:
             file.seek(self._offset + start * self._row)
             read = np.fromfile(file, self.dtype, max(stop - start, 0) * self._row // self.dtype.itemsize)
@@ -128,14 +130,14 @@ class NpyColumn:
 
     def fingerprint(self) -> str:
         """Its name, size and date."""
-        return _file_fingerprint(self._path)
+        return self._seen
 
 
 class TableRows(Rows):
     """A Parquet or Arrow file, read group by group of its rows."""
 
     def __init__(self, path: Path):
-        self._path = path
+        self._path, self._seen = path, _file_fingerprint(path)
         self._groups, self._sizes = _open_table(path)
         self.count = int(sum(self._sizes))
         self._held: tuple[int, Rows] | None = None
@@ -152,10 +154,11 @@ class TableRows(Rows):
             yield from ArrayRows(self._read(group)).blocks(size)
 
     def _read(self, group: int) -> Block:
+        _check_unchanged(self._path, self._seen)
         return {name: _as_rows(values) for name, values in self._groups(group).items()}
 
     def fingerprint(self):
-        return _file_fingerprint(self._path)
+        return self._seen
 
 
 def open_rows(data: Mapping[str, Any] | str | Path) -> tuple[Rows, dict[str, Any]]:
@@ -210,8 +213,8 @@ def _table_path(path: Path) -> Path:
 def _open_table(path: Path) -> tuple[Any, list[int]]:
     """A function from a group's number to its columns, and the sizes of the groups."""
     try:
-        import pyarrow as pa  # pyright: ignore[reportMissingImports]
-        import pyarrow.parquet as pq  # pyright: ignore[reportMissingImports]
+        import pyarrow as pa
+        import pyarrow.parquet as pq
     except ImportError as error:
         error.add_note("Tables need pyarrow: pip install 'dmvi[arrow]'.")
         raise
@@ -261,3 +264,19 @@ def _digest(array: Any) -> str:
 def _file_fingerprint(path: Path) -> str:
     stat = path.stat()
     return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _check_unchanged(path: Path, seen: str) -> None:
+    """Rows of two files mixed would be a posterior of neither."""
+    try:
+        now = _file_fingerprint(path)
+    except OSError as error:
+        raise InputError(
+            f"the data file {str(path)!r} is gone ({error.strerror}). Put it back and fit again; with a "
+            "checkpoint the same call goes on."
+        ) from error
+    if now != seen:
+        raise InputError(
+            f"the data file {str(path)!r} has changed while it was being read. Fit again, from a copy that "
+            "nobody writes to."
+        )

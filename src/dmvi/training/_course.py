@@ -14,6 +14,7 @@ from dmvi.training._stopping import TOLERANCE, Plateau
 COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
 STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
 MAX_RETURNS = 3
+CLOSE = 1e-3  # nats between log evidence and ELBO at which nothing is left to gain
 NEVER = np.iinfo(np.int32).max
 
 
@@ -97,6 +98,8 @@ class Course:
             if self.status is not None:
                 self.end = step + self._settings.cooldown_steps
         self._go_on(step)
+        if self.steered and look.gap < CLOSE and np.isfinite(look.elbo):
+            self.status, self.end, self.done = Status.CONVERGED, step, True
         return broken
 
     def _reason_to_anneal(self, look: Look) -> Status | None:

@@ -55,7 +55,8 @@ def spread(values: Any, mesh: Mesh | None, axis: str) -> Any:
 def shared_rows(mesh: Mesh, chunk: int, rows: int) -> tuple[NamedSharding, tuple[int, int]]:
     """How the rows of stacked batches lie over processes, and from which to which row this one needs them."""
     sharding = NamedSharding(mesh, PartitionSpec(None, ROWS if ROWS in mesh.shape else None))
-    own = [index[1] for index in sharding.addressable_devices_indices_map((chunk, rows)).values()]
+    places = sharding.addressable_devices_indices_map((chunk, rows)).values()
+    own = [index[1] for index in places if index is not None]
     ranges = [part.indices(rows) for part in own]
     return sharding, (min(begin for begin, _, _ in ranges), max(end for _, end, _ in ranges))
 
@@ -63,7 +64,8 @@ def shared_rows(mesh: Mesh, chunk: int, rows: int) -> tuple[NamedSharding, tuple
 def across_processes(values: np.ndarray, sharding: NamedSharding, part: tuple[int, int], rows: int) -> Array:
     """Stacked batches of which this process holds the rows of `part`, as one array of all processes."""
 
-    def held(index: tuple[slice, ...]) -> np.ndarray:
+    def held(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
         begin, end, _ = index[1].indices(rows)
         return values[:, begin - part[0] : end - part[0]]
 

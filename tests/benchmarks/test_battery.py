@@ -1,0 +1,74 @@
+"""The battery's truth is true, and its judge judges."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.battery import battery, mixture
+from benchmarks.calibration import cases
+from benchmarks.verdicts import errors_of, markdown, missed_modes, right
+from dmvi.targets import read_simulator
+
+KNOWN = {case.name: case.known for case in battery() if not case.settings and case.known.sample is not None}
+
+
+def test_there_are_enough_fits_of_every_kind():
+    assert len(battery()) >= 40
+    assert len({case.kind for case in battery()}) >= 7
+    assert len({(case.kind, case.name) for case in battery()}) == len(battery())
+
+
+@pytest.mark.parametrize("name", [name for name, known in KNOWN.items() if known.dim <= 10])
+def test_samplers_are_exact(name):
+    """E[grad log pi] = 0 and E[x_i d_i log pi] = -1 under the density's own draws."""
+    known = KNOWN[name]
+    assert known.sample is not None
+    exact = known.sample(np.random.default_rng(0), 20_000)
+    x = jnp.asarray(exact.astype(np.float32))
+    score = np.asarray(jax.jit(jax.vmap(jax.grad(known.log_density)))(x), float)
+    sizes = np.sqrt(np.mean(score**2, axis=0)) + 1e-12
+    for values in (score / sizes, np.asarray(x, float) * score + 1):
+        error = np.abs(values.mean(axis=0)) / (values.std(axis=0) / np.sqrt(len(values)))
+        # Single precision, where means lie thousands of sds away or condition numbers are huge.
+        assert np.all((error < 5) | (np.abs(values.mean(axis=0)) < 0.02)), error
+
+
+def test_errors_and_missed_modes():
+    known = mixture([[-10.0, 0.0], [10.0, 0.0]], [1.0, 1.0], [0.5, 0.5])
+    assert known.sample is not None
+    draws = known.sample(np.random.default_rng(1), 20_000)
+    assert max(errors_of(known, draws)) < 0.05
+    assert missed_modes(known, draws, np.zeros((0, 2))) == (0, 0)
+    half = draws[draws[:, 0] < 0]
+    assert errors_of(known, half)[0] > 0.9
+    assert missed_modes(known, half, np.zeros((0, 2))) == (1, 0)
+    assert missed_modes(known, half, np.array([[9.8, 0.1]])) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("truth", "verdict", "fits"),
+    [
+        ("bad", "trust", False),
+        ("bad", "resample", False),
+        ("bad", "do_not_trust", True),
+        ("good", "do_not_trust", False),
+        ("good", "resample", True),
+        ("between", "trust", True),
+        ("none", "refused", True),
+    ],
+)
+def test_what_counts_as_wrong(truth, verdict, fits):
+    row = {"kind": "k", "name": "n", "truth": truth, "verdict": verdict, "error": 0.2, "missed": 0}
+    assert right(row) is fits
+    assert ("wrong" in markdown([row], {})) is not fits
+
+
+@pytest.mark.parametrize("name", list(cases()))
+def test_every_model_of_the_calibration_can_be_simulated_from(name):
+    case = cases()[name]
+    simulator = read_simulator(case.model, case.data)
+    assert simulator.arguments == {"y": "y"}
+    truth, data = simulator.simulate(jax.random.split(jax.random.key(0), 3))
+    assert data["y"].shape == (3, *case.data["y"])
+    assert all(np.isfinite(value).all() for value in truth.values())

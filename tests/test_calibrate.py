@@ -1,0 +1,155 @@
+"""calibrate(): simulated, fitted, ranked."""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import dmvi
+from dmvi._calibrate import LOG_JOINT
+from dmvi.targets import as_target, read_simulator, seen_twice
+from tests.cli.test_fit_command import folder as folder
+from tests.cli.test_fit_command import run
+from tests.targets.models import SIGMA, Y, eight_schools
+
+QUICK = {"guide": "full-rank", "steps": 90, "progress": False}
+
+
+def correlated(x, y=None):
+    """Two weights of almost one predictor: the posterior is a narrow ridge."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    numpyro.deterministic("total", w.sum())
+    numpyro.sample("y", dist.Normal(x @ w, 0.5).to_event(1), obs=y)
+
+
+X = np.stack([np.ones(6), 1 + 0.1 * np.linspace(-1, 1, 6)], axis=1)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return dmvi.calibrate(correlated, {"x": X, "y": (6,)}, n=64, **QUICK)
+
+
+def test_exact_fits_are_calibrated(exact):
+    assert exact.calibrated, exact
+    assert exact.datasets == 64
+    assert exact.sites == {"w": ("w[0]", "w[1]"), "total": ("total",), LOG_JOINT: (LOG_JOINT,)}
+
+
+def test_mean_field_is_not():
+    found = dmvi.calibrate(correlated, {"x": X, "y": (6,)}, n=64, **{**QUICK, "guide": "mean-field"})
+    verdicts = {verdict.site: verdict for verdict in found.verdicts}
+    assert verdicts["w"].words.startswith("too narrow")
+    assert found.coverage()["w[0]"] < 0.7
+
+
+ONE = np.array([0.3, -0.2, 0.8, 0.1, 0.5, 0.9])
+
+
+@pytest.mark.slow
+def test_around_one_data_set():
+    found = dmvi.calibrate(correlated, {"x": X, "y": ONE}, near=True, n=40, **QUICK)
+    assert found.near
+    assert found.calibrated, found
+
+
+@pytest.mark.slow
+def test_truths_of_a_posterior_that_is_too_narrow_show():
+    narrow = dmvi.fit(correlated, {"x": X, "y": ONE}, guide="mean-field", steps=90, progress=False)
+    assert not dmvi.calibrate(correlated, {"x": X, "y": ONE}, near=narrow, n=100, **QUICK).calibrated
+
+
+def test_a_simulator_of_a_log_density():
+    def simulate(key):
+        a, b = jax.random.split(key)
+        mu = 2.0 * jax.random.normal(a)
+        return {"mu": mu}, mu + jax.random.normal(b, (5,))
+
+    def log_density(point, y):
+        return -0.5 * (point["mu"] / 2) ** 2 - 0.5 * jnp.sum((y - point["mu"]) ** 2)
+
+    found = dmvi.calibrate(log_density, simulate, init={"mu": 0.0}, n=24, **QUICK)
+    assert list(found.ranks) == ["mu", LOG_JOINT]
+    assert found.calibrated
+
+
+def test_simulated_data_have_the_models_moments():
+    simulator = read_simulator(eight_schools, {"sigma": SIGMA, "y": Y})
+    assert simulator.arguments == {"y": "y"}
+    truth, data = simulator.simulate(jax.random.split(jax.random.key(0), 4000))
+    assert set(truth) == {"mu", "tau", "theta", "effect"}
+    assert truth["mu"].std() == pytest.approx(5.0, rel=0.05)
+    assert (data["y"] - truth["theta"]).std(axis=0) == pytest.approx(SIGMA, rel=0.06)
+    assert truth["effect"] == pytest.approx(truth["theta"] - truth["mu"][:, None], abs=1e-4)
+
+
+def test_a_model_seen_twice_adds_the_likelihood():
+    both = as_target(
+        seen_twice(eight_schools, {"y": "again"}), data={"sigma": SIGMA, "y": Y, "again": Y[::-1].copy()}
+    )
+    once = as_target(eight_schools, data={"sigma": SIGMA, "y": Y})
+    other = as_target(eight_schools, data={"sigma": SIGMA, "y": Y[::-1].copy()})
+    xi = jnp.linspace(-1, 1, 10)
+    expected = once.log_density(xi) + jnp.sum(other.log_likelihood(xi)["y"])
+    assert both.log_density(xi) == pytest.approx(float(expected), rel=1e-6)
+
+
+def factor_model(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.factor("extra", -mu)
+    numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+def transformed_model(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(mu, 1), obs=jnp.log(y))
+
+
+def improper_model(y):
+    mu = numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Normal(mu, 1).expand([len(y)]).to_event(1), obs=y)
+
+
+def learned_model(y):
+    scale = numpyro.param("scale", 1.0)
+    numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0, 1)), scale), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "changes", "message"),
+    [
+        (factor_model, {"y": np.ones(3)}, {}, "factor"),
+        (transformed_model, {"y": np.ones(3)}, {}, "give a simulator"),
+        (improper_model, {"y": np.ones(3)}, {}, "near=True"),
+        (learned_model, {"y": np.ones(3)}, {}, "learned parameter"),
+        (correlated, {"x": X}, {}, "observes nothing"),
+        (correlated, 3, {}, "dict"),
+        (correlated, {"x": X, "y": (6,)}, {"n": 3}, "at least 10"),
+        (correlated, {"x": X, "y": (6,)}, {"level": 95}, "probability"),
+        (correlated, {"x": X, "y": (6,)}, {"init": 0.0}, "simulator"),
+        (correlated, lambda key: 3, {}, "two things"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(model, data, changes, message):
+    with pytest.raises(dmvi.InputError, match=message):
+        dmvi.calibrate(model, data, **{"n": 20, **QUICK, **changes})
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_command_prints_and_writes():
+    result = run(
+        *("calibrate", "model.py:regression", "--data", "data.json", "--n", "40", "--guide", "full-rank"),
+        *("--steps", "60", "--out", "found"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "No sign of miscalibration" in result.output
+    assert (Path("found") / "ecdf.png").stat().st_size > 1000
+    assert set(json.loads((Path("found") / "calibration.json").read_text())["p_values"]) == {"a", LOG_JOINT}
+    assert run("calibrate", "model.py:regression", "--data", "data.json", "--out", "found").exit_code == 2
+    assert run("calibrate", "model.py:regression").exit_code == 2
