@@ -171,7 +171,7 @@ def test_chain_with_the_target_s_slope():
 
 def test_base_of_low_rank_in_high_dimension(monkeypatch):
     """Above HIGH_DIMENSION, here 1, unless a Gaussian of a certain kind was asked for."""
-    monkeypatch.setattr("dmvi._fit.HIGH_DIMENSION", 1)
+    monkeypatch.setattr("dmvi._start.HIGH_DIMENSION", 1)
     posterior = fit(banana, init=jnp.zeros(2), guide=SMALL)
     assert isinstance(posterior.guide, Diffusion)
     assert isinstance(posterior.guide.affine, LowRankAffine)
@@ -219,7 +219,7 @@ def test_mistakes_are_told_before_any_work(name, monkeypatch):
     def too_late(*args, **options):
         pytest.fail("the warm start ran first")
 
-    monkeypatch.setattr("dmvi._fit.warm_start", too_late)
+    monkeypatch.setattr("dmvi._start.warm_start", too_late)
     with pytest.raises(InputError):
         fit(banana, init=jnp.zeros(2), **MISTAKES[name])
 
@@ -243,6 +243,6 @@ def test_whole_numbers_of_numpy_are_numbers(monkeypatch):
     def reached(*args, **options):
         raise Reached
 
-    monkeypatch.setattr("dmvi._fit.warm_start", reached)
+    monkeypatch.setattr("dmvi._start.warm_start", reached)
     with pytest.raises(Reached):
         fit(banana, init=jnp.zeros(2), seed=np.int64(3), steps=np.int32(50), particles=np.int64(8))
