@@ -173,6 +173,7 @@ def test_training_on_a_file_that_changes_ends_with_the_reason(tmp_path, monkeypa
             numpyro.sample("y", dist.Normal(mu, 1), obs=y)
 
     monkeypatch.setattr(NpyColumn, "__getitem__", counted)
+    monkeypatch.setattr("dmvi._start.NOTHING_TO_GAIN", -1.0)  # else this Gaussian would not be trained
     with pytest.raises(dmvi.InputError, match="has changed while"):
         dmvi.fit(
             model,
