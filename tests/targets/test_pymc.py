@@ -199,3 +199,12 @@ def test_devices_and_float_width_stay_as_they_are(wide):
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["1", str(wide), "float64" if wide else "float32"]
+
+
+def test_double_precision_ends_with_its_context():
+    script = SCRIPT.replace("import dmvi\n", "import dmvi, jax\n").replace(
+        "target = ", "with jax.enable_x64(True):\n    target = "
+    )
+    assert "with jax" in script
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1", "False", "float32"]

@@ -5,6 +5,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +125,9 @@ def as_jax(inputs: Sequence[Any], output: Any) -> Function:
 
 def _funcify() -> Callable:
     """PyTensor's translator to JAX, imported without its change of JAX's float width."""
-    wide = bool(jax.config.read("jax_enable_x64"))
+    # A thread of its own knows nothing of a `with jax.enable_x64(...)` around this call, which ends there.
+    with ThreadPoolExecutor(1) as elsewhere:
+        wide = bool(elsewhere.submit(jax.config.read, "jax_enable_x64").result())
     try:
         from pytensor.link.jax.dispatch import jax_funcify
     finally:
