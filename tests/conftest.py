@@ -26,6 +26,13 @@ def pytest_unconfigure():
     shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_forgotten():
+    """Thousands of compiled programs in one process would use up the memory maps that Linux gives it."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def _no_silent_broadcasting(request):
     """A vector that meets a matrix by accident is the commonest silent fault in array code."""
