@@ -146,7 +146,7 @@ def test_a_folding_step_has_no_density(factor):
     """With delta = 1 in R^1 the step keeps its orientation for c < 1 and turns it round for c > 1."""
     flow = NetworkFlow(network=Linear(factor), steps=2, order=1)
     u, log_det = flow.move_density(jnp.ones(1))
-    moved = flow.move_score(jnp.ones(1), jnp.ones(1))
+    moved = flow.move_path(jnp.ones(1), jnp.ones(1))
     np.testing.assert_allclose(u, (1 - factor) ** 2)
     if factor < 1:
         np.testing.assert_allclose(log_det, 2 * np.log(1 - factor))
@@ -175,7 +175,7 @@ def test_dropout_is_for_training_only_and_its_density_is_of_the_map_taken():
     first, again, other = (flow.move(u, key) for key in keys)
     np.testing.assert_array_equal(first, again)
     assert not np.allclose(first, other)
-    moved = flow.move_score(u, -u, keys[0])
+    moved = flow.move_path(u, -u, keys[0])
     np.testing.assert_allclose(moved.u, first, rtol=1e-12)
     jacobian = jax.jacfwd(lambda u: flow.move(u, keys[0]))(u)
     np.testing.assert_allclose(moved.log_det, np.linalg.slogdet(jacobian)[1], rtol=1e-9)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dmvi._errors import InputError
-from dmvi.posterior import Posterior, Verdict
+from dmvi.posterior import Posterior, Verdict, told
 
 _DIAGNOSTICS = "dmvi.json"
 
@@ -59,22 +59,16 @@ def written_whole(path: Path, force: bool) -> Iterator[Path]:
     """
     partial = _partial(path)
     try:
-        yield partial
-        _rename(partial, path, force)
-    except FileExistsError as error:
-        kept = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
-        os.replace(partial, kept)
-        raise InputError(
-            f"{str(path)!r} has appeared in the meantime and was left alone; wrote {str(kept)!r}."
-        ) from error
-    except InputError:
-        raise
-    except OSError as error:
-        before = "What was there before is unchanged." if path.exists() else "Nothing was left there."
-        raise InputError(
-            f"{str(path)!r} could not be written: {error.strerror or error}. {before} Make room or choose "
-            "another place."
-        ) from error
+        with told(path):
+            yield partial
+            try:
+                _rename(partial, path, force)
+            except FileExistsError as error:
+                kept = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
+                os.replace(partial, kept)
+                raise InputError(
+                    f"{str(path)!r} has appeared in the meantime and was left alone; wrote {str(kept)!r}."
+                ) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -98,17 +98,11 @@ class Flow(eqx.Module):
 
         return jax.lax.scan(body, (u, jnp.zeros((), u.dtype)), self.knots())[0]
 
-    def move_score(self, u: Array, score: Array, key: PRNGKeyArray | None = None) -> Moved:
-        """As `move_density`, carrying the score G = grad log q along the way."""
-
-        def body(carry, knot):
-            moved = self.step_score(knot, carry.u, carry.score, key)
-            return Moved(moved.u, carry.log_det + moved.log_det, moved.score), None
-
-        return jax.lax.scan(body, Moved(u, jnp.zeros((), u.dtype), score), self.knots())[0]
-
     def move_path(self, u: Array, score: Array, key: PRNGKeyArray | None = None) -> Moved:
-        """As `move_score`, with a gradient through u alone: along the path, not through the density."""
+        """As `move_density`, carrying the score G = grad log q along; with a gradient through u alone.
+
+        That is along the path, not through the density.
+        """
         fixed = frozen(self)
 
         def body(carry, knot):

@@ -1,6 +1,7 @@
 """The posterior: draws, diagnostics, verdict, summary, ArviZ, plots."""
 
 from dmvi.posterior._atomic import WriteError as WriteError
+from dmvi.posterior._atomic import told as told
 from dmvi.posterior._compare import Comparison as Comparison
 from dmvi.posterior._compare import compare as compare
 from dmvi.posterior._container import FileError as FileError

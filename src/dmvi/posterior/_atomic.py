@@ -34,24 +34,26 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise WriteError(f"cannot write into {str(path.parent)!r}: {error.strerror or error}.") from error
     try:
-        with _told(path), os.fdopen(handle, "wb") as file:
+        with told(path), os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(partial, 0o666 & ~mask)  # mkstemp lets nobody else read
-        with _told(path):
+        with told(path):
             os.replace(partial, path)
     finally:
         Path(partial).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     """A disk that is full or fails in words that say what is left and what to do."""
     try:
         yield
+    except WriteError:
+        raise
     except OSError as error:
         before = "What was there before is unchanged." if path.exists() else "Nothing was left there."
         raise WriteError(
