@@ -7,12 +7,13 @@ import jax.random as jr
 import numpy as np
 import optax
 
-from dmvi.guides import Gaussian
+from dmvi.diffusion import Projected
+from dmvi.guides import DiffusionGuide, Gaussian
 from dmvi.objectives import CoveringELBO, PathELBO
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Settings, State, Trained, default_optimizer, initial_state
 from dmvi.training import run_chunk as plain_chunk
-from dmvi.training._state import WARM_UP, _rate
+from dmvi.training._state import RETREAT, WARM_UP, _rate
 from dmvi.training._stopping import PATIENCE, TOLERANCE, Plateau
 from tests.guides.registry import DIM, base, perturbed, target
 
@@ -119,10 +120,26 @@ def test_learning_rate_warms_up_stays_and_falls_as_a_half_cosine():
 
 
 def test_default_optimizer_clips():
-    optimizer = default_optimizer(0.1)
-    phi = jnp.zeros(3)
-    huge, _ = optimizer.update(jnp.asarray([1e10, 0.0, 0.0]), optimizer.init(phi), phi)
-    np.testing.assert_allclose(jnp.asarray(huge), [-0.1, 0.0, 0.0], atol=1e-6)
+    """A gradient of norm 1e10 after a small one does what one of norm 10 does: Adam itself would not."""
+    optimizer, phi = default_optimizer(0.1), jnp.zeros(3)
+    _, before = optimizer.update(jnp.asarray([0.0, 1.0, 0.0]), optimizer.init(phi), phi)
+    huge, _ = optimizer.update(jnp.asarray([1e10, 0.0, 0.0]), before, phi)
+    long, _ = optimizer.update(jnp.asarray([10.0, 0.0, 0.0]), before, phi)
+    np.testing.assert_allclose(jnp.asarray(huge), jnp.asarray(long), rtol=1e-5)
+    assert float(huge[0]) < 0 < -float(huge[1])
+
+
+def test_a_guide_that_folds_is_straightened():
+    """A draw without a density takes back part of the shifts, and of nothing else."""
+    recipe = DiffusionGuide(steps=2, network=Projected(rank=2, scale_rank=1, width=4, scale_width=4))
+    start = Trained(perturbed(recipe.build(base(), key=jr.key(0))), {})
+    chosen = settings(chunk=2)
+    state, _ = run_chunk(initial_state(start, chosen), start, holed(-50.0), chosen, jr.key(0))
+    assert int(state.skipped) == 2
+    after, before = start.with_flat(state.flat).guide.flow, start.guide.flow  # pyright: ignore
+    np.testing.assert_allclose(after.shift.out, (1 - RETREAT) ** 2 * before.shift.out, rtol=1e-6)
+    np.testing.assert_array_equal(after.scale.out, before.scale.out)
+    np.testing.assert_array_equal(after.v, before.v)
 
 
 def feed(looks, error=0.001):

@@ -55,6 +55,10 @@ class Flow(eqx.Module):
         """Whether training may leave out units of a network, which draws never do."""
         return False
 
+    def straighter(self, share: float) -> "Flow":
+        """The flow with what may fold taken back by a share, towards the identity; itself if nothing can."""
+        return self
+
     @abc.abstractmethod
     def knots(self) -> Any:
         """What one step needs beside the flow itself, stacked over the steps."""

@@ -44,6 +44,10 @@ class ScoreNetwork(eqx.Module):
         self, u: Float[Array, " dim"], t: Float[Array, ""], key: PRNGKeyArray | None = None
     ) -> Float[Array, " dim"]: ...
 
+    def straighter(self, share: float) -> "ScoreNetwork":
+        """r taken back by a share; itself if nothing of it is trained."""
+        return self
+
 
 class Features(eqx.Module):
     """Hidden layers h(x, t) of a residual multilayer perceptron.
@@ -91,6 +95,11 @@ class ResidualMLP(ScoreNetwork):
     def __call__(self, u, t, key=None):
         return self.out @ self.features(u, t, key) + self.bias
 
+    def straighter(self, share):
+        return eqx.tree_at(
+            lambda net: (net.out, net.bias), self, ((1 - share) * self.out, (1 - share) * self.bias)
+        )
+
 
 class Gated(ScoreNetwork):
     """A user's network behind a gain g that starts at zero: r(u, t) = g * net(u, t).
@@ -104,6 +113,9 @@ class Gated(ScoreNetwork):
 
     def __call__(self, u, t, key=None):
         return self.gain * self.apply(self.net, u, t)
+
+    def straighter(self, share):
+        return eqx.tree_at(lambda net: net.gain, self, (1 - share) * self.gain)
 
 
 class MLP(eqx.Module):

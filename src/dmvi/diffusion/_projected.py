@@ -68,6 +68,9 @@ class ProjectedFlow(Flow):
     v: Float[Array, "steps rank dim"]
     steps: int = eqx.field(static=True)
 
+    def straighter(self, share):
+        return eqx.tree_at(lambda flow: flow.shift.out, self, (1 - share) * self.shift.out)
+
     def knots(self) -> Knot:
         taus = self.taus()
         return Knot(

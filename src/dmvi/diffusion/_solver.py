@@ -30,6 +30,9 @@ class NetworkFlow(JacobianFlow):
     def may_drop(self) -> bool:
         return True
 
+    def straighter(self, share):
+        return eqx.tree_at(lambda flow: flow.network, self, self.network.straighter(share))
+
     def knots(self):
         return self.taus()
 

@@ -46,6 +46,9 @@ class Diffusion(Guide):
         log_q = with_path_gradient(log_q, w, affine.whitened_score(moved.score))
         return Draw(self.affine.from_whitened(w), log_q, z)
 
+    def straighter(self, share):
+        return eqx.tree_at(lambda guide: guide.flow, self, self.flow.straighter(share))
+
     def sample(self, key, shape=()):
         return in_batches(lambda key: self.affine(self.flow.move(self._noise(key))), key, shape)
 

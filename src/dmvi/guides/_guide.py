@@ -81,6 +81,13 @@ class Guide(eqx.Module):
                 own; its density and path gradient are still those of q there.
         """
 
+    def straighter(self, share: float) -> "Guide":
+        """The guide with its bends taken back by a share, towards its Gaussian base; itself if it has none.
+
+        A step of training falls back on it where a draw shows that the guide folds.
+        """
+        return self
+
     @abc.abstractmethod
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape dim"]:
         """Draws without density: the quick road for predictions."""

@@ -65,6 +65,9 @@ class Mixture(Guide):
         )
         return Draw(draw.xi, draw.log_q + with_path_gradient(ratio, draw.xi, slope), draw.noise)
 
+    def straighter(self, share):
+        return eqx.tree_at(lambda guide: guide.components, self, self.components.straighter(share))
+
     def sample(self, key, shape=()):
         weights = jnp.exp(self.log_weights.value)
         return in_batches(lambda key: self._component(self._index(key, weights)).sample(key), key, shape)

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float
 from dmvi.guides._guide import with_path_gradient
 from dmvi.objectives._objective import Objective, PathELBO, Value
 
-FAR = 2.0  # sds from which a coordinate of the noise counts as far out
+FAR = 2.5  # sds from which a coordinate of the noise counts as far out
 LEAST_WEIGHT = 1e-4  # below which a draw sent far out is left out
 LARGEST_WEIGHT = 5.0  # at which one draw's weight is cut
 FADING = 500.0  # steps after which what was seen has faded to 1 / e

@@ -17,6 +17,7 @@ from dmvi.targets._target import Batch, Target
 from dmvi.training._mesh import PARTICLES, ROWS, spread
 
 WARM_UP = 100
+RETREAT = 0.3  # share of its bends that a guide loses where a draw shows that it folds
 
 
 class Trained(NamedTuple):
@@ -28,6 +29,10 @@ class Trained(NamedTuple):
     def flat(self) -> Float[Array, " size"]:
         """Every trainable number in one vector: one array keeps the optimiser's program small."""
         return ravel_pytree(eqx.filter(self, trainable(self)))[0]
+
+    def straighter(self, share: float) -> "Trained":
+        """With the guide's bends taken back by a share."""
+        return self._replace(guide=self.guide.straighter(share))
 
     def with_flat(self, flat: Float[Array, " size"]) -> "Trained":
         """This guide and these parameters at other values of what is trainable."""
@@ -85,8 +90,8 @@ class Settings(eqx.Module):
 
 
 def default_optimizer(learning_rate: float) -> optax.GradientTransformation:
-    """Adam on gradients clipped to norm 10."""
-    return optax.chain(optax.clip_by_global_norm(10.0), optax.adam(learning_rate))
+    """Adam with Nesterov's look ahead, on gradients clipped to norm 10."""
+    return optax.chain(optax.clip_by_global_norm(10.0), optax.nadam(learning_rate))
 
 
 def initial_state(trained: Trained, settings: Settings) -> State:
@@ -141,10 +146,11 @@ def _step(
     updates, optimizer = settings.optimizer.update(gradient, state.optimizer, state.flat)
     assert isinstance(updates, jax.Array)  # one flat vector in, one out
     usable = jnp.all(jnp.isfinite(updates)) & jnp.isfinite(value)
+    straighter = trained.with_flat(state.flat).straighter(RETREAT).flat()
     flat, optimizer, memory = jax.tree.map(
         lambda new, old: jnp.where(usable, new, old),
         (state.flat + _rate(state, settings) * updates, optimizer, memory),
-        (state.flat, state.optimizer, state.memory),
+        (straighter, state.optimizer, state.memory),
     )
     skipped = state.skipped + jnp.where(usable, 0, 1)
     state = state._replace(
