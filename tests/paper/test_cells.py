@@ -1,12 +1,13 @@
 """Plans, jobs and the file of finished cells."""
 
+import gzip
 import json
 
 import pytest
 
 from dmvi import InputError
 from dmvi.paper import METHODS, MODELS, Plan
-from dmvi.paper._cells import RESULTS, STORE, Job, Store, check_plan, refresh, whole_lines
+from dmvi.paper._cells import PACKED, RESULTS, STORE, Job, Store, check_plan, refresh, whole_lines
 from dmvi.paper._estimate import expected_seconds, spoken, total_seconds
 
 PLAN = Plan(models=("mean", "mixture"), methods=("exact", "advi", "dmvi-50-10-1"), sizes=(100,), replicates=2)
@@ -14,7 +15,7 @@ PLAN = Plan(models=("mean", "mixture"), methods=("exact", "advi", "dmvi-50-10-1"
 
 def a_cell(key: str = "mean/printed/own/100/exact/0", replicate: int = 0) -> dict:
     row = {"model": "mean", "variant": "printed", "data": "own", "n": 100, "method": "exact"}
-    return {"key": key, "row": row | {"replicate": replicate, "mse": 0.5, "khat": None}, "coordinates": []}
+    return {"key": key, "row": row | {"replicate": replicate, "mse": 0.5, "khat": None}, "coordinates": {}}
 
 
 def test_the_full_set():
@@ -66,6 +67,21 @@ def test_cells_survive_and_half_a_line_does_not(tmp_path):
     (tmp_path / RESULTS).unlink()
     refresh(tmp_path)
     assert len((tmp_path / RESULTS).read_text().splitlines()) == 3
+
+
+def test_a_run_goes_on_from_packed_cells(tmp_path):
+    (tmp_path / PACKED).write_bytes(gzip.compress(json.dumps(a_cell()).encode() + b"\n"))
+    store = Store(tmp_path)
+    assert list(store.cells) == ["mean/printed/own/100/exact/0"]
+    store.add(a_cell("mean/printed/own/100/exact/1", 1))
+    store.close()
+    assert len((tmp_path / STORE).read_bytes().splitlines()) == 1  # only what is new
+    (tmp_path / RESULTS).unlink()
+    refresh(tmp_path)
+    assert len((tmp_path / RESULTS).read_text().splitlines()) == 3
+    (tmp_path / PACKED).write_bytes(b"no archive")
+    with pytest.raises(InputError, match="cannot read"):
+        refresh(tmp_path)
 
 
 def test_two_runs_cannot_write_into_one_folder(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 
 from dmvi.paper import exact_posterior, paper_model
 from dmvi.paper._exact import LEVELS
-from dmvi.paper._scores import Reference, relabelled, score, squared_error, wasserstein
+from dmvi.paper._scores import Reference, error_of_mse, relabelled, score, squared_error, wasserstein
 
 DRAWS = 20_000
 
@@ -92,3 +92,16 @@ def test_draws_that_are_not_finite_are_told():
     whole, _ = score(model, u, exact.mean, Reference.from_exact(exact, exact.mean))
     assert whole["finite"] is False
     assert np.isnan(whole["mse"])
+    assert np.isnan(whole["mse_error"])
+
+
+def test_the_standard_error_of_the_mse():
+    """Of independent draws sd / sqrt(n); draws that occur four times, or that stick, count for fewer."""
+    rng, truth = np.random.default_rng(0), np.zeros(3)
+    u = rng.normal(size=(4000, 3))
+    expected = np.std(np.mean(u**2, axis=1)) / np.sqrt(4000)
+    np.testing.assert_allclose(error_of_mse(u, truth), expected, rtol=0.3)
+    repeated = rng.permutation(np.repeat(u[:1000], 4, axis=0))
+    np.testing.assert_allclose(error_of_mse(repeated, truth), 2 * expected, rtol=0.1)
+    sticking = np.repeat(u[:1000], 4, axis=0) + 1e-6 * rng.normal(size=(4000, 3))
+    np.testing.assert_allclose(error_of_mse(sticking, truth), 2 * expected, rtol=0.3)

@@ -35,6 +35,7 @@ def a_row(model: str, method: str, n: int, replicate: int, variant: str, data: s
         "finite": True,
         "mse": 7.0,
         "mse_labelled": mse,
+        "mse_error": 0.003,
         "reference": "nuts" if model == "mixture" else "exact",
         "reference_mse": 0.1 * (replicate + 1),
         "mse_ratio": mse / (0.1 * (replicate + 1)),
@@ -53,12 +54,13 @@ def a_row(model: str, method: str, n: int, replicate: int, variant: str, data: s
         "steps": 100,
         "status": "made up",
         "verdict": "trust",
-        "machine": "a machine",
+        "machine": "a machine, 2 cores",
+        "date": "2026-11-16",
         "versions": "Python",
     }
 
 
-def a_coordinate(name: str) -> dict:
+def coordinates_of(names: list[str]) -> dict[str, list]:
     values = {
         "truth": 0.3,
         "mean": 0.0,
@@ -69,7 +71,8 @@ def a_coordinate(name: str) -> dict:
         "q75": 0.7,
         "q95": 1.6,
     }
-    return {"coordinate": name} | values | {"reference_mean": 0.0, "reference_sd": 1.0, "wasserstein": 0.01}
+    values |= {"reference_mean": 0.0, "reference_sd": 1.0, "wasserstein": 0.01}
+    return {"coordinate": list(names)} | {name: [value] * len(names) for name, value in values.items()}
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def folder(tmp_path):
                     row = a_row(model, method, n, replicate, variant, data)
                     key = "/".join(map(str, (model, variant, data, n, method, replicate)))
                     names = paper_model(model, variant).names
-                    store.add({"key": key, "row": row, "coordinates": [a_coordinate(name) for name in names]})
+                    store.add({"key": key, "row": row, "coordinates": coordinates_of(names)})
     store.close()
     return tmp_path
 
@@ -133,9 +136,9 @@ def test_tables_have_the_papers_layout(folder):
 
 def test_the_page_says_what_the_rows_say(folder):
     page = write_page(folder, folder / "reproduction.md").read_text()
-    assert "| Mean model | 100 | 3.000 | 0.050 | 0.050 | 1.000 |" in page
+    assert "| Mean model | 100 | 3.000 | 0.050 | 0.050 (2 of 8) | 1.000 |" in page
     reported = REPORTED["mean", 100]
-    authors = f"| Mean model | 100 | {reported.dmvi_least:.2f} | 0.30 | {reported.advi:.2f} | 0.30 |"
+    authors = f"| Mean model | 100 | {reported.dmvi_least:.2f} | 0.30 (2 of 8) | {reported.advi:.2f} | 0.30 |"
     assert authors in page
     assert "Adam" in page  # for ADVI is still wide
     assert "Missed: nothing." in page
@@ -146,6 +149,28 @@ def test_the_page_says_what_the_rows_say(folder):
         write_page(folder, folder / "page.html")
 
 
+def test_the_page_tells_of_errors_and_of_what_was_not_run(folder):
+    page = write_page(folder, folder / "reproduction.md").read_text()
+    # (0.003, 0.003) over two data sets, by 0.15; in the mixture those of NUTS besides
+    assert "| Mean model | 100 | 0.15 | 0.15 | 1.000 ± 0.014 |" in page
+    assert "| Mixture model | 100 | 0.15 | 0.15 | 1.000 ± 0.020 |" in page
+    assert "chain at N = 100: 35 of 35" in page
+    assert "nuts at N = 1000: 31 of 35" in page  # two replicates of two models are done
+    assert "80 cells on a machine, 2 cores, one core a fit; Python; 2026-11-16" in page
+
+
+def test_draws_that_are_not_finite_are_a_miss(folder):
+    store = Store(folder)
+    key = "mean/printed/own/100/diffusion/1"
+    cell = store.cells[key]
+    store.add(cell | {"row": cell["row"] | {"finite": False, "mse_labelled": None, "mse_error": None}})
+    store.close()
+    page = write_page(folder, folder / "reproduction.md").read_text()
+    assert "Mean model, N = 100: draws of 1 of 2 fits are not all finite." in page
+    assert "| not finite |" in page
+    assert not re.search(r"\b(inf|nan)\b", page)
+
+
 def test_nothing_to_show(tmp_path):
     with pytest.raises(InputError, match="dmvi reproduce"):
         write_tables(tmp_path)
@@ -153,4 +178,4 @@ def test_nothing_to_show(tmp_path):
 
 def test_numbers():
     values = [number(value) for value in (1.234, math.nan, math.inf, -2.5e6)]
-    assert values == ["1.23", "", "inf", "-2.5e+06"]
+    assert values == ["1.23", "", "not finite", "-2.5e+06"]

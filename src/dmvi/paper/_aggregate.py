@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dmvi._errors import InputError
-from dmvi.paper._cells import COORDINATES, RESULTS
+from dmvi.paper._cells import COORDINATES, REFERENCE, RESULTS
 from dmvi.paper._methods import METHODS
 from dmvi.paper._models import MODELS
 
@@ -23,6 +23,7 @@ TEXT = (
     "status",
     "verdict",
     "machine",
+    "date",
     "versions",
     "coordinate",
 )
@@ -38,8 +39,11 @@ class Line:
         replicates: how many there are.
         train: CPU seconds to draws.
         sample: CPU seconds of the draws.
-        mse: the paper's metric; in the mixture within the truth's labelling.
+        mse: the paper's metric, infinite where draws are not all finite; in the mixture within the truth's
+            labelling.
+        mse_error: its standard error, for the draws are finitely many.
         reference_mse: that of the exact posterior, or of NUTS in the mixture.
+        reference_error: its standard error; zero where it is exact.
         distance: marginal W_1 to the reference in its sds, in the worst coordinate.
         mean_distance: the same over all coordinates.
         cover50: share of all coordinates of all replicates inside their 50 % interval.
@@ -51,6 +55,8 @@ class Line:
         sd_ratio_most: largest such ratio in any coordinate of any replicate.
         trusted: replicates whose own verdict is to trust the draws, as they are or resampled.
         judged: replicates that have a verdict.
+        finite: replicates whose draws are all finite.
+        step: CPU seconds of training by optimiser step, compilation included; NaN where there are none.
     """
 
     method: str
@@ -58,7 +64,9 @@ class Line:
     train: float
     sample: float
     mse: float
+    mse_error: float
     reference_mse: float
+    reference_error: float
     distance: float
     mean_distance: float
     cover50: float
@@ -70,11 +78,18 @@ class Line:
     sd_ratio_most: float
     trusted: int
     judged: int
+    finite: int
+    step: float
 
     @property
     def ratio(self) -> float:
         """MSE over the reference's."""
         return self.mse / self.reference_mse
+
+    @property
+    def ratio_error(self) -> float:
+        """Standard error of the ratio, from the finite number of draws on both sides."""
+        return math.hypot(self.mse_error, self.ratio * self.reference_error) / self.reference_mse
 
 
 Key = tuple[str, str, str, int]  # variant, data, model, n
@@ -114,13 +129,14 @@ def _value(name: str, text: str) -> Any:
 def gather(rows: Sequence[Mapping[str, Any]]) -> dict[Key, list[Line]]:
     """Lines by variant, kind of data, model and size, in the order of tables."""
     evidence = {_dataset(row): row["log_evidence"] for row in rows if row["method"] == EVIDENCE}
+    errors = {_dataset(row): row["mse_error"] for row in rows if row["method"] == REFERENCE}
     groups: dict[Key, dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
         key = (row["variant"], row["data"], row["model"], row["n"])
         groups.setdefault(key, {}).setdefault(row["method"], []).append(row)
     ordered = sorted(groups, key=lambda key: (key[0] != "printed", key[1], MODELS.index(key[2]), key[3]))
     return {
-        key: [_line(name, groups[key][name], evidence) for name in METHODS if name in groups[key]]
+        key: [_line(name, groups[key][name], evidence, errors) for name in METHODS if name in groups[key]]
         for key in ordered
     }
 
@@ -129,9 +145,21 @@ def _dataset(row: Mapping[str, Any]) -> tuple:
     return row["variant"], row["data"], row["model"], row["n"], row["replicate"]
 
 
-def _line(method: str, rows: Sequence[Mapping[str, Any]], evidence: Mapping[tuple, float]) -> Line:
+def _line(
+    method: str,
+    rows: Sequence[Mapping[str, Any]],
+    evidence: Mapping[tuple, float],
+    errors: Mapping[tuple, float],
+) -> Line:
+    """The line of a method; estimates of log p(y) and errors of the reference's MSE are by data set."""
+
     def mean(name: str) -> float:
         return float(np.mean([row[name] for row in rows]))
+
+    def error_of_mean(errors: Iterable[float]) -> float:
+        return float(np.linalg.norm(list(errors))) / len(rows)
+
+    estimated = [errors.get(_dataset(row), math.nan) for row in rows if row["reference"] == REFERENCE]
 
     gaps = []
     for row in rows:
@@ -142,8 +170,10 @@ def _line(method: str, rows: Sequence[Mapping[str, Any]], evidence: Mapping[tupl
         replicates=len(rows),
         train=mean("train_seconds"),
         sample=mean("sample_seconds"),
-        mse=mean("mse_labelled"),
+        mse=mean("mse_labelled") if all(row["finite"] for row in rows) else math.inf,
+        mse_error=error_of_mean(row["mse_error"] for row in rows),
         reference_mse=mean("reference_mse"),
+        reference_error=error_of_mean(estimated),
         distance=mean("wasserstein_max"),
         mean_distance=mean("wasserstein_mean"),
         cover50=mean("cover50"),
@@ -155,6 +185,10 @@ def _line(method: str, rows: Sequence[Mapping[str, Any]], evidence: Mapping[tupl
         sd_ratio_most=float(np.max([row["sd_ratio_most"] for row in rows])),
         trusted=sum(row.get("verdict") in ("trust", "resample") for row in rows),
         judged=sum(bool(row.get("verdict")) for row in rows),
+        finite=sum(row["finite"] for row in rows),
+        step=float(
+            np.mean([row["train_seconds"] / row["steps"] if row["steps"] else math.nan for row in rows])
+        ),
     )
 
 

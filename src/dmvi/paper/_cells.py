@@ -2,9 +2,11 @@
 
 import csv
 import fcntl
+import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from dmvi.paper._models import MODELS, paper_model, read_fixed
 from dmvi.paper._published import EPOCHS
 
 STORE = "cells.jsonl"
+PACKED = "cells.jsonl.gz"  # finished cells of earlier runs, kept with the docs
 RESULTS = "results.csv"
 COORDINATES = "coordinates.csv"
 REFERENCE = "nuts"  # of the models without an exact posterior
@@ -151,7 +154,7 @@ class Store:
 
     def _read(self) -> None:
         cells, whole = whole_lines((self.folder / STORE).read_bytes())
-        self.cells |= {cell["key"]: cell for cell in cells}
+        self.cells |= {cell["key"]: cell for cell in [*packed_cells(self.folder), *cells]}
         self._file.truncate(whole)
         self._file.seek(0, os.SEEK_END)
 
@@ -180,16 +183,26 @@ def write_rows(folder: Path, cells: Iterable[Mapping[str, Any]]) -> None:
 def refresh(folder: Path) -> None:
     """Bring the CSV files up to date with finished cells, as after a run that could not end tidily."""
     path = folder / STORE
-    if path.exists() and (cells := whole_lines(path.read_bytes())[0]):
+    added = whole_lines(path.read_bytes())[0] if path.exists() else []
+    if cells := [*packed_cells(folder), *added]:
         write_rows(folder, {cell["key"]: cell for cell in cells}.values())
+
+
+def packed_cells(folder: Path) -> list[dict[str, Any]]:
+    """The cells of earlier runs that were packed, none where nothing was: `gzip -9n cells.jsonl` packs."""
+    path = folder / PACKED
+    try:
+        return whole_lines(gzip.decompress(path.read_bytes()))[0] if path.exists() else []
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"cannot read {str(path)!r}: {error}.") from error
 
 
 def coordinate_rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row for each coordinate of each cell."""
     return [
-        {name: cell["row"][name] for name in KEY} | coordinate
+        {name: cell["row"][name] for name in KEY} | dict(zip(cell["coordinates"], values, strict=True))
         for cell in cells
-        for coordinate in cell["coordinates"]
+        for values in zip(*cell["coordinates"].values(), strict=True)
     ]
 
 

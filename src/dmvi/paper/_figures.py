@@ -34,14 +34,14 @@ def draw_figure(rows: Sequence[Mapping[str, Any]], model: str, path: Path) -> No
     for n, panel in zip(sizes, axes, strict=True):
         _panel(panel, [row for row in rows if row["n"] == n and row["replicate"] == 0], names)
         panel.set_title(f"N = {n}", fontsize=10)
-        panel.set_xlabel("sds of the exact posterior from its mean")
+        panel.set_xlabel(f"sds of {'NUTS' if model == 'mixture' else 'the exact posterior'} from its mean")
     axes[0].set_yticks(range(len(names)), names, fontsize=8)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=2 * len(sizes), fontsize=8, frameon=False
     )
-    figure.suptitle(f"{TITLES[model]}: 50 % and 90 % intervals; x: truth", fontsize=11)
+    figure.suptitle(f"{TITLES[model]}: 50 % and 90 % intervals; x: truth; at the edge: beyond", fontsize=11)
     figure.savefig(path, dpi=130)
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float
+from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC, NUTS, init_to_uniform, init_to_value
 
 from dmvi._fit import fit
@@ -17,6 +18,7 @@ from dmvi.guides import FlowGuide, GuideRecipe
 from dmvi.paper._exact import exact_posterior
 from dmvi.paper._models import POSITIVE, DataSet, PaperModel
 from dmvi.paper._published import EPOCHS, Recipe
+from dmvi.paper._scores import relabelled
 from dmvi.paper._side_by_side import fit_published
 from dmvi.posterior import Verdict
 
@@ -166,14 +168,16 @@ def _nuts(model: PaperModel, data: DataSet, seed: int) -> Fitted:
 
     draws, seconds = _timed(run)
     divergences = int(np.sum(sampler.get_extra_fields()["diverging"]))
+    u = model.coordinates(draws)
+    chains = relabelled(model, u, data.truth).reshape(CHAINS, DRAWS // CHAINS, -1)
     # Warm-up is to NUTS what training is to a guide; the share of its steps stands for its time.
     share = WARM_UP / (WARM_UP + DRAWS // CHAINS)
     return Fitted(
-        model.coordinates(draws),
+        u,
         share * seconds,
         (1 - share) * seconds,
         steps=WARM_UP + DRAWS // CHAINS,
-        status=f"{divergences} divergences",
+        status=f"{divergences} divergences, R-hat {np.max(split_gelman_rubin(chains)):.3f}",
     )
 
 

@@ -11,6 +11,7 @@ from dmvi.paper._exact import LEVELS, ExactPosterior
 from dmvi.paper._models import COMPONENTS, PaperModel
 
 SHOWN = (0.05, 0.25, 0.5, 0.75, 0.95)  # quantiles written down
+BATCHES = 40  # of consecutive draws, for standard errors
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,22 @@ def squared_error(u: Float[np.ndarray, "draws dim"], truth: Float[np.ndarray, " 
     return float(np.mean((u - truth[None]) ** 2))
 
 
+def error_of_mse(u: Float[np.ndarray, "draws dim"], truth: Float[np.ndarray, " dim"]) -> float:
+    """Standard error of `squared_error`: the larger of two estimates.
+
+    With x_i the squared error of a draw, sum_i c_i^2 (x_i - mean)^2 / n^2 over different draws that occur c_i
+    times, as weights make them occur; and that from means of consecutive draws, which counts the
+    correlation within chains.
+    """
+    squares = np.mean((u - truth[None]) ** 2, axis=1)
+    if not np.isfinite(squares).all():
+        return np.nan
+    _, first, counts = np.unique(u, axis=0, return_index=True, return_counts=True)
+    repeated = np.sum((counts * (squares[first] - squares.mean())) ** 2) / len(u) ** 2
+    means = [part.mean() for part in np.array_split(squares, BATCHES)]
+    return float(np.sqrt(max(repeated, np.var(means, ddof=1) / BATCHES)))
+
+
 def wasserstein(u: Float[np.ndarray, "draws dim"], reference: Reference) -> Float[np.ndarray, " dim"]:
     """W_1 = integral |F^-1 - F_ref^-1| over LEVELS for each coordinate, in sds of the reference."""
     distance = np.mean(np.abs(np.quantile(u, LEVELS, axis=0) - reference.quantiles), axis=0)
@@ -103,6 +120,7 @@ def score(
         "finite": finite,
         "mse": mse,
         "mse_labelled": mse_labelled,
+        "mse_error": error_of_mse(labelled, truth) if finite else np.nan,
         "reference": reference.name,
         "reference_mse": reference.mse,
         "mse_ratio": mse_labelled / reference.mse,

@@ -23,12 +23,15 @@ class Column:
     show: Callable[[Line], str]
 
 
+NOT_FINITE = "not finite"
+
+
 def number(value: float, style: str = ".2f") -> str:
     """A figure as tables show it: nothing where there is none, powers of ten where it is huge."""
     if math.isnan(value):
         return ""
     if math.isinf(value):
-        return "inf"
+        return NOT_FINITE
     return f"{value:.1e}" if abs(value) >= 1e4 else format(value, style)
 
 
@@ -153,7 +156,7 @@ def latex(tables: Sequence[Table]) -> str:
 
 
 def _latex(text: str) -> str:
-    for plain, escaped in (("%", r"\%"), ("_", r"\_"), ("k-hat", r"$\hat k$"), ("inf", r"$\infty$")):
+    for plain, escaped in (("%", r"\%"), ("_", r"\_"), ("k-hat", r"$\hat k$")):
         text = text.replace(plain, escaped)
     return text
 

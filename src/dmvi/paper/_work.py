@@ -2,7 +2,9 @@
 
 import gc
 import math
+import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,21 +73,30 @@ def _cell(
         "status": fitted.status,
         "verdict": fitted.verdict,
         "machine": _machine(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": f"Python {platform.python_version()}, jax {jax.__version__}",
     }
     plain = {name: _plain(value) for name, value in row.items()}
-    shown = [{name: _plain(value) for name, value in entry.items()} for entry in coordinates]
+    # By columns, and no longer than they are shown: a run has tens of thousands of them.
+    shown = {name: [_plain(entry[name], 5) for entry in coordinates] for name in coordinates[0]}
     return {"key": job.key(replicate), "row": plain, "coordinates": shown}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, digits: int = 7) -> Any:
     """JSON has no NaN and no infinity: nothing stands for the one, a word for the other."""
-    if not isinstance(value, float) or math.isfinite(value):
+    if not isinstance(value, float):
         return value
+    if math.isfinite(value):
+        return float(f"{value:.{digits}g}")
     return None if math.isnan(value) else str(value)
 
 
 def _machine() -> str:
+    """The processor and how many cores the machine has."""
+    return f"{_processor()}, {os.cpu_count()} cores"
+
+
+def _processor() -> str:
     """The processor's name: Linux writes it where `platform` does not look."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
