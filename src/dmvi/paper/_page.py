@@ -311,10 +311,12 @@ def _missing(results: Sequence[Mapping[str, Any]]) -> list[str]:
     left = {key: count - done[key] for key, count in full.items() if done[key] < count}
     if not left:
         return ["All cells of the full set are done.\n"]
-    named = ", ".join(
-        f"{method} at N = {n}: {count} of {full[method, n]}" for (method, n), count in left.items()
-    )
-    return [f"Not run yet, of {full.total():,} cells of the full set (cells by method): {named}.\n"]
+    named = [
+        f"{method} at N = {n}" + ("" if count == full[method, n] else f" ({count} of {full[method, n]})")
+        for (method, n), count in left.items()
+    ]
+    missing = f"{sum(left.values()):,} of {full.total():,} cells of the full set"
+    return [f"Not run yet, {missing}: {', '.join(named)}.\n"]
 
 
 def _provenance(results: Sequence[Mapping[str, Any]]) -> list[str]:
