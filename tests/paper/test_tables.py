@@ -155,6 +155,7 @@ def test_the_page_tells_of_errors_and_of_what_was_not_run(folder):
     assert "| Mean model | 100 | 0.15 | 0.15 | 1.000 ± 0.014 |" in page
     assert "| Mixture model | 100 | 0.15 | 0.15 | 1.000 ± 0.020 |" in page
     assert "chain at N = 100," in page
+    assert "Run so far: 4 of 14 models and sizes. Missed: nothing." in page
     assert "nuts at N = 1000 (31 of 35)" in page  # two replicates of two models are done
     assert "80 cells on a machine, 2 cores, one core a fit; Python; 2026-11-16" in page
 

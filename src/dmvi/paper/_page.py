@@ -237,7 +237,7 @@ def _repaired(own: Mapping[Key, Sequence[Line]]) -> list[str]:
         "## What the repaired method gives\n",
         REPAIRED,
         *table(heads, rows),
-        _missed(ASKED, misses),
+        _missed(f"{ASKED}. Run so far: {len(rows)} of {2 * len(MODELS)} models and sizes", misses),
     ]
 
 
