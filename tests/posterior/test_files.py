@@ -90,7 +90,9 @@ def test_training_goes_on_as_if_it_had_never_been_interrupted(fit, loaded):
     assert len(here.run.history) > len(fit.run.history)
     assert np.array_equal(here.run.history, there.run.history)
     assert same(here.sample(100), there.sample(100))
-    assert here.diagnostics.elbo > fit.diagnostics.elbo - 5 * fit.diagnostics.elbo_se
+    # The fit is exact and its error next to nothing; that of the other estimate is not.
+    error = np.hypot(fit.diagnostics.elbo_se, here.diagnostics.elbo_se)
+    assert here.diagnostics.elbo > fit.diagnostics.elbo - 5 * error
 
 
 def test_what_cannot_go_on_says_why(fit, stored):

@@ -210,7 +210,7 @@ def test_an_interrupted_fit_on_batches_goes_on(always_trained, fitted, tmp_path,
 
     def failing(guide, target, key):
         looks.append(None)
-        if len(looks) == 4:
+        if len(looks) == 3:  # the first is at the start, the second after a chunk that a checkpoint holds
             raise OSError("the machine went away")
         return look_at(guide, target, key)
 
