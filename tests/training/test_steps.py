@@ -122,7 +122,7 @@ def test_learning_rate_warms_up_stays_and_falls_as_a_half_cosine():
 def test_default_optimizer_clips():
     """A gradient of norm 1e10 after a small one does what one of norm 10 does: Adam itself would not."""
     optimizer, phi = default_optimizer(0.1), jnp.zeros(3)
-    _, before = optimizer.update(jnp.asarray([0.0, 1.0, 0.0]), optimizer.init(phi), phi)
+    _, before = optimizer.update(jnp.asarray([1.0, 1.0, 0.0]), optimizer.init(phi), phi)
     huge, _ = optimizer.update(jnp.asarray([1e10, 0.0, 0.0]), before, phi)
     long, _ = optimizer.update(jnp.asarray([10.0, 0.0, 0.0]), before, phi)
     steps = np.array([huge, long])

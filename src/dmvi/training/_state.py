@@ -17,7 +17,7 @@ from dmvi.targets._target import Batch, Target
 from dmvi.training._mesh import PARTICLES, ROWS, spread
 
 WARM_UP = 100
-RETREAT = 0.3  # share of its bends that a guide loses where a draw shows that it folds
+RETREAT = 0.3  # share of its bends that a guide loses where an update is not finite, as where it folds
 
 
 class Trained(NamedTuple):
