@@ -84,7 +84,7 @@ class Guide(eqx.Module):
     def straighter(self, share: float) -> "Guide":
         """The guide with its bends taken back by a share, towards its Gaussian base; itself if it has none.
 
-        A step of training falls back on it where its update is not finite, as it is where the guide folds.
+        A step of training falls back on it where a draw shows that the guide folds.
         """
         return self
 

@@ -98,14 +98,16 @@ class CoveringELBO(Objective):
             usable = jnp.isfinite(log_pi - draw.log_q) & jnp.all(jnp.isfinite(slope))
             lost = jnp.any(far) & ~usable
             log_pi = with_path_gradient(log_pi, draw.xi, jnp.where(lost, 0.0, slope))
-            return jnp.where(lost, -jnp.inf, log_pi - draw.log_q), draw.noise
+            log_weight = jnp.where(lost, -jnp.inf, log_pi - draw.log_q)
+            return log_weight, draw.noise, ~jnp.isfinite(draw.log_q)
 
         sent = memory.sent(keys.shape[0])
         stayed = ~jnp.any(sent, axis=1)
-        log_weights, noise = jax.vmap(weigh)(keys, sent)
+        log_weights, noise, folded = jax.vmap(weigh)(keys, sent)
         weights = jax.nn.softmax(log_weights) * keys.shape[0]
         lost = jnp.any(sent & jnp.isneginf(log_weights)[:, None], axis=0)
         memory = jax.lax.stop_gradient(memory.after(weights, noise).content_with(lost))
         kept = stayed | (weights > LEAST_WEIGHT)
         own = stayed & guide.trains_as_it_draws
-        return Value(-jnp.mean(log_weights, where=kept), log_weights, own, memory)
+        loss = -jnp.mean(log_weights, where=kept)
+        return Value(loss, log_weights, own, jnp.any(folded & stayed), memory)

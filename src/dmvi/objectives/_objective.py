@@ -20,12 +20,14 @@ class Value(NamedTuple):
         loss: the estimate.
         log_weights: log pi(xi) - log_q of the draws it was made from.
         own: which of the draws are the guide's own and weighed exactly, so that they tell its ELBO.
+        folded: whether the guide itself gives a draw of its own no density.
         memory: what the objective carries to the next step.
     """
 
     loss: Float[Array, ""]
     log_weights: Float[Array, " n"]
     own: Bool[Array, " n"]
+    folded: Bool[Array, ""]
     memory: Any
 
 
@@ -78,7 +80,8 @@ def _negative_bound(
 
     def log_weight(key):
         draw = make(key)
-        return target.log_density(draw.xi, batch) - draw.log_q
+        return target.log_density(draw.xi, batch) - draw.log_q, ~jnp.isfinite(draw.log_q)
 
-    log_weights = jax.vmap(log_weight)(keys)
-    return Value(-jnp.mean(log_weights), log_weights, jnp.full(log_weights.shape, own), memory)
+    log_weights, folded = jax.vmap(log_weight)(keys)
+    own_draws = jnp.full(log_weights.shape, own)
+    return Value(-jnp.mean(log_weights), log_weights, own_draws, jnp.any(folded), memory)

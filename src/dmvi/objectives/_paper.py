@@ -69,4 +69,5 @@ class Paper(Objective):
         log_pi, denoising = jax.vmap(terms)(keys)
         # The paper's stand-in for log q is -L; exact weights are left to looks and diagnostics.
         loss = jnp.mean(-log_pi + SIGNS[self.sign] * denoising)
-        return Value(loss, log_pi + denoising, jnp.zeros(log_pi.shape, bool), memory)
+        own = jnp.zeros(log_pi.shape, bool)
+        return Value(loss, log_pi + denoising, own, jnp.zeros((), bool), memory)

@@ -17,7 +17,7 @@ from dmvi.targets._target import Batch, Target
 from dmvi.training._mesh import PARTICLES, ROWS, spread
 
 WARM_UP = 100
-RETREAT = 0.3  # share of its bends that a guide loses where an update is not finite, as where it folds
+RETREAT = 0.3  # share of its bends that a guide loses where one of its own draws shows that it folds
 
 
 class Trained(NamedTuple):
@@ -140,9 +140,10 @@ def _step(
         now = trained.with_flat(flat)
         model = eqx.tree_at(lambda t: t.params, target, now.params)
         found = settings.objective(now.guide, model, particle_keys, batch, state.memory)
-        return found.loss, jax.lax.stop_gradient((Seen(found.log_weights, found.own), found.memory))
+        seen = Seen(found.log_weights, found.own)
+        return found.loss, jax.lax.stop_gradient((seen, found.folded, found.memory))
 
-    (value, (seen, memory)), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
+    (value, (seen, folded, memory)), gradient = jax.value_and_grad(loss, has_aux=True)(state.flat)
     updates, optimizer = settings.optimizer.update(gradient, state.optimizer, state.flat)
     assert isinstance(updates, jax.Array)  # one flat vector in, one out
     usable = jnp.all(jnp.isfinite(updates)) & jnp.isfinite(value)
@@ -150,7 +151,7 @@ def _step(
     flat, optimizer, memory = jax.tree.map(
         lambda new, old: jnp.where(usable, new, old),
         (state.flat + _rate(state, settings) * updates, optimizer, memory),
-        (straighter, state.optimizer, state.memory),
+        (jnp.where(folded, straighter, state.flat), state.optimizer, state.memory),
     )
     skipped = state.skipped + jnp.where(usable, 0, 1)
     state = state._replace(
