@@ -10,7 +10,7 @@ import pytest
 from dmvi._run import Status
 from dmvi.objectives import chunk_size
 from dmvi.posterior import Posterior
-from dmvi.posterior._diagnostics import weigh
+from dmvi.posterior._diagnostics import DRAWS, MORE_DRAWS, weigh
 from dmvi.posterior._draws import Draws
 from tests.posterior.gaussians import LOG_EVIDENCE, ScaledGaussian, a_run, gaussian_target
 
@@ -79,6 +79,15 @@ def test_khat_tells_a_narrow_guide_from_a_wide_one():
     wide = Posterior(target, ScaledGaussian(1.3), a_run(), jax.random.key(0)).diagnostics
     assert narrow.khat > 0.7
     assert wide.khat < 0.1
+
+
+@pytest.mark.parametrize(("stretch", "draws"), [(0.9, DRAWS), (0.45, MORE_DRAWS)])
+def test_where_khat_leaves_it_open_more_draws_are_weighed(stretch, draws):
+    """Narrower by `stretch`, weights have the tail index 1 - stretch^2: 0.19 is clear, 0.80 is not."""
+    posterior = Posterior(gaussian_target(), ScaledGaussian(stretch), a_run(), jax.random.key(0))
+    assert posterior.diagnostics.draws == posterior.log_weights.size == draws
+    again = posterior._draws.weigh(posterior._diagnostics_key, DRAWS).log_w
+    np.testing.assert_array_equal(posterior.log_weights[:DRAWS], again)
 
 
 def test_round_trip_error_is_the_error_of_the_density():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PRNGKeyArray
 from scipy.special import logsumexp
 
 from dmvi._run import Run, Status
@@ -17,6 +17,9 @@ from dmvi.posterior._missed import missed_share
 from dmvi.posterior._psis import smooth
 
 DRAWS = 20_000
+# k-hat of 20,000 weights is uncertain by about 0.08, of four times as many by half of that.
+MORE_DRAWS = 80_000
+_DOUBTFUL = (0.6, 1.0)
 # An error of log q beyond this many nats is no rounding: the solver was not inverted.
 _ROUND_TRIP_TOLERANCE = 0.1
 
@@ -147,6 +150,21 @@ def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
         non_finite=n - finite.size,
         draws=n,
     )
+
+
+def weigh_enough(draws: Draws, key: PRNGKeyArray, kept: int) -> Weighed:
+    """The weighed draws of the diagnostics: DRAWS, or MORE_DRAWS where k-hat is too near 0.7 to tell.
+
+    Args:
+        draws: the guide's.
+        key: random key; the first DRAWS are the same in either case.
+        kept: how many xi are kept.
+    """
+    weighed = draws.weigh(key, DRAWS, kept)
+    low, high = _DOUBTFUL
+    if not draws.streamed and low < smooth(weighed.log_w)[1] < high:
+        return draws.weigh(key, MORE_DRAWS, kept)
+    return weighed
 
 
 def diagnose(draws: Draws, run: Run, weighed: Weighed, names: tuple[str, ...]) -> Diagnostics:

@@ -38,6 +38,11 @@ class Draws:
         """Whether `evidence` gives back the density that came with a draw."""
         return self._guide.exact
 
+    @property
+    def streamed(self) -> bool:
+        """Whether weighing draws takes a pass over rows in files."""
+        return self._target.stream is not None
+
     def propose(self, key: PRNGKeyArray, n: int) -> Float[np.ndarray, "n dim"]:
         """Draws xi of the guide, without density."""
         return _join([_propose(self._guide, chunk_key, self._chunk) for chunk_key in self._keys(key, n)], n)

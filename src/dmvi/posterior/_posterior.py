@@ -16,7 +16,7 @@ from dmvi._run import Run
 from dmvi.guides import Guide
 from dmvi.objectives import Weighed
 from dmvi.posterior._arviz import Labels, to_datatree
-from dmvi.posterior._diagnostics import DRAWS, Diagnostics, diagnose
+from dmvi.posterior._diagnostics import DRAWS, Diagnostics, diagnose, weigh_enough
 from dmvi.posterior._draws import Draws
 from dmvi.posterior._expectation import Expectation, expect
 from dmvi.posterior._named import chosen, constant_dims, digest, library_versions
@@ -99,17 +99,20 @@ class Posterior(Views):
             return self._known
         weighed = self._weighed
         if weighed is None:
-            weighed = self._draws.weigh(self._diagnostics_key, DRAWS, kept=_KEPT_NUMBERS // self.target.dim)
+            weighed = weigh_enough(self._draws, self._diagnostics_key, _KEPT_NUMBERS // self.target.dim)
         return diagnose(self._draws, self.run, weighed, self.names), weighed.log_w
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """What 20,000 fresh draws on the full data say about the fit; made when first asked for."""
+        """What fresh draws on the full data say about the fit; made when first asked for.
+
+        20,000 of them, or 80,000 where k-hat is too near 0.7 to tell.
+        """
         return self._judged[0]
 
     @property
     def log_weights(self) -> np.ndarray:
-        """The 20,000 log-weights behind the diagnostics."""
+        """The log-weights behind the diagnostics."""
         return self._judged[1]
 
     @functools.cached_property
