@@ -31,17 +31,18 @@ def gradient(objective, guide, model, keys, batch=None, memory=None):
     return jax.jit(jax.grad(lambda phi: objective(rebuild(phi), model, keys, batch, memory).loss))(phi)
 
 
-def attention(excess) -> Attention:
-    """A memory of draws whose mean weight far out is 1 + excess."""
-    draws = jnp.full(len(excess), 1e4)
-    return Attention(draws, draws * (1 + jnp.asarray(excess)), jnp.asarray(0.3))
+def attention(above, below=(0.0, 0.0, 0.0)) -> Attention:
+    """A memory of draws whose mean weight far out, on either side, is 1 + excess."""
+    draws = jnp.full((2, len(above)), 1e4)
+    return Attention(draws, draws * (1 + jnp.asarray([below, above])), jnp.asarray(0.3))
 
 
-def test_spread_noise_is_nearly_even_and_ends_at_the_reach():
+@pytest.mark.parametrize("side", [-1, 1])
+def test_spread_noise_is_nearly_even_and_ends_at_the_reach(side):
     z = jnp.asarray(np.random.default_rng(0).normal(size=(100_000, 2)))
-    moved = np.asarray(jax.vmap(spread, (0, None))(z, jnp.array([True, False])))
+    moved = np.asarray(jax.vmap(spread, (0, None))(z, jnp.array([side, 0])))
     np.testing.assert_array_equal(moved[:, 1], z[:, 1])
-    assert np.abs(moved[:, 0]).max() <= REACH
+    assert 0 <= (side * moved[:, 0]).min() < (side * moved[:, 0]).max() <= REACH
     # P(|REACH erf(z / sqrt(2) EVENNESS)| > 3) from the normal quantile of where it reaches 3.
     edge = EVENNESS * norm.ppf(0.5 + 0.5 * 3 / REACH)
     np.testing.assert_allclose(np.mean(np.abs(moved[:, 0]) > 3), 2 * norm.sf(edge), rtol=0.03)
@@ -52,16 +53,17 @@ def test_spread_noise_is_nearly_even_and_ends_at_the_reach():
 def test_a_far_draw_has_the_density_of_the_guide_itself(name):
     """log_q of a draw made far out is what `evidence` gives at that point."""
     guide = trained_like(name)
-    far = jnp.arange(DIM) == 1
+    far = jnp.array([0, -1, 0])
     draws = jax.jit(jax.vmap(lambda key: guide.draw_path(key, far)))(jr.split(jr.key(0), 50))
-    assert np.abs(draws.noise[:, 1]).max() > 3
+    assert draws.noise[:, 1].max() < 0
+    assert draws.noise[:, 1].min() < -3
     np.testing.assert_allclose(draws.log_q, jax.jit(jax.vmap(guide.evidence))(draws.xi), rtol=1e-8, atol=1e-8)
 
 
 def test_gradient_vanishes_for_an_exact_guide_wherever_draws_are_sent():
     keys = jr.split(jr.key(0), 64)
     memory = attention([2.0, 0.0, 0.5])
-    assert np.asarray(memory.sent(64)).sum() > 30
+    assert np.abs(memory.sent(64)).sum() > 20
     exact = gradient(CoveringELBO(), exact_gaussian(), target("gaussian"), keys, memory=memory)
     np.testing.assert_allclose(exact, 0, atol=1e-9)
     wrong = gradient(
@@ -71,40 +73,43 @@ def test_gradient_vanishes_for_an_exact_guide_wherever_draws_are_sent():
 
 
 def test_shares_follow_the_missing_mass():
+    usual = EVERYWHERE / 6
     even = np.asarray(attention([0.0, 0.01, -0.3]).shares())
-    np.testing.assert_allclose(even, EVERYWHERE / 3)  # what is tolerated, or too heavy, draws no attention
+    np.testing.assert_allclose(even, usual)  # what is tolerated, or too heavy, draws no attention
     one = np.asarray(attention([0.0, 4.0, 0.0]).shares())
-    np.testing.assert_allclose(one, [EVERYWHERE / 3, EVERYWHERE / 3 + MOST, EVERYWHERE / 3])
-    two = np.asarray(attention([1.03, 4.03, 0.0]).shares() - EVERYWHERE / 3)
-    np.testing.assert_allclose(two, [MOST * 0.2, MOST * 0.8, 0.0], atol=1e-12)
+    np.testing.assert_allclose(one, [[usual, usual, usual], [usual, usual + MOST, usual]])
+    two = np.asarray(attention([1.03, 0.0, 0.0], below=[0.0, 4.03, 0.0]).shares() - usual)
+    np.testing.assert_allclose(two, [[0.0, MOST * 0.8, 0.0], [MOST * 0.2, 0.0, 0.0]], atol=1e-12)
 
 
-def test_systematic_sampling_gives_every_coordinate_its_share():
-    memory = attention([0.1, 0.02, 0.4])
-    total = np.zeros(3)
+def test_systematic_sampling_gives_every_side_its_share():
+    memory = attention([0.1, 0.02, 0.4], below=[0.0, 0.3, 0.0])
+    total = np.zeros((2, 3))
     for step in range(400):
         sent = np.asarray(memory._replace(phase=jnp.asarray((0.618034 * step) % 1.0)).sent(32))
-        assert np.all(sent.sum(axis=1) <= 1)
-        total += sent.sum(axis=0)
+        assert np.all(np.abs(sent).sum(axis=1) <= 1)
+        total += [(sent == -1).sum(axis=0), (sent == 1).sum(axis=0)]
     np.testing.assert_allclose(total / (400 * 32), memory.shares(), atol=2e-3)
 
 
-def test_memory_finds_the_coordinate_that_lacks_mass():
-    """Draws of N(0, I) weighed against a law whose second coordinate has sd 1.3: its tail lacks mass."""
+def test_memory_finds_the_side_that_lacks_mass():
+    """Draws of N(0, I) weighed against a law whose second coordinate has sd 1.3 above zero."""
     rng = np.random.default_rng(0)
     memory = CoveringELBO().memory(3)
     np.testing.assert_allclose(memory.weights / memory.draws, 1.0)
     for _ in range(300):
         z = rng.normal(size=(32, 3))
-        log_w = norm.logpdf(z[:, 1], 0, 1.3) - norm.logpdf(z[:, 1])
+        scale = np.where(z[:, 1] > 0, 1.3, 1.0)
+        # Two halves of normals, each with half of the mass.
+        log_w = norm.logpdf(z[:, 1], 0, scale) - norm.logpdf(z[:, 1])
         weights = np.exp(log_w) / np.exp(log_w).mean()
         memory = memory.after(jnp.asarray(weights), jnp.asarray(z))
     mean = np.asarray(memory.weights / memory.draws)
-    assert mean[1] > 1.5
-    np.testing.assert_allclose(mean[[0, 2]], 1.0, atol=0.1)
+    assert mean[1, 1] > 1.5
+    np.testing.assert_allclose(mean[[0, 0, 0, 1, 1], [0, 1, 2, 0, 2]], 1.0, atol=0.15)
     # Counts fade: 300 steps of 32 draws, each weighted by exp(-age / 500), and what was there before.
-    expected = 32 * 2 * norm.sf(FAR) * np.exp(-np.arange(300) / 500).sum() + PRIOR_DRAWS * np.exp(-0.6)
-    np.testing.assert_allclose(memory.draws, expected, rtol=0.15)
+    expected = 32 * norm.sf(FAR) * np.exp(-np.arange(300) / 500).sum() + PRIOR_DRAWS * np.exp(-0.6)
+    np.testing.assert_allclose(memory.draws, expected, rtol=0.25)
 
 
 def light_tailed() -> Gaussian:
@@ -119,8 +124,7 @@ def test_training_steps_teach_the_memory():
     for i in range(200):
         memory = step(jr.split(jr.key(i), 32), memory)
     shares = np.asarray(memory.shares())
-    assert shares.argmax() == 1
-    assert shares[1] > 3 * shares[[0, 2]].max()
+    assert shares[:, 1].min() > 3 * shares[:, [0, 2]].max()
 
 
 @pytest.mark.parametrize("reason", ["minibatch", "generative parameters"])
@@ -208,5 +212,5 @@ def test_a_fold_far_out_is_left_out_and_not_remembered():
     weights, draws = np.asarray(value.memory.weights), np.asarray(value.memory.draws)
     assert np.all(np.isfinite(weights))
     # The guide has gone there as far as it can: no more than the usual few are sent.
-    assert weights[0] == draws[0]
-    np.testing.assert_allclose(value.memory.shares()[0], EVERYWHERE / DIM)
+    assert weights[1, 0] == draws[1, 0]
+    np.testing.assert_allclose(value.memory.shares()[1, 0], EVERYWHERE / (2 * DIM))

@@ -51,7 +51,7 @@ class Chain(Guide):
     def draw_path(self, key, far=None):
         z = spread(self._start(key), far)
         # Away from q's own start the law of the path given its end is not r, whose parameters must then rest.
-        sent = jnp.zeros((), bool) if far is None else jnp.any(far)
+        sent = jnp.zeros((), bool) if far is None else jnp.any(far != 0)
         live = jnp.where(sent, 0.0, 1.0).astype(z.dtype)
         fixed = frozen(self)
         end = self.chain.move_path(z, self._noise(key), fixed.chain, self._feature(), live)

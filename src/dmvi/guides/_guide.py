@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dmvi.diffusion._flow import frozen as frozen
 
@@ -68,7 +68,7 @@ class Guide(eqx.Module):
         """One draw with its exact log-density, differentiable in the guide's parameters."""
 
     @abc.abstractmethod
-    def draw_path(self, key: PRNGKeyArray, far: Bool[Array, " dim"] | None = None) -> Draw:
+    def draw_path(self, key: PRNGKeyArray, far: Int[Array, " dim"] | None = None) -> Draw:
         r"""As `draw`, with the path gradient ("sticking the landing").
 
         The gradient of `log_q` is that of log q(xi(phi)) with q's own parameters held fixed:
@@ -77,7 +77,8 @@ class Guide(eqx.Module):
 
         Args:
             key: random key.
-            far: coordinates of the noise to spread out. The draw then comes from further out than q's
+            far: coordinates of the noise to send far out, with the side -1 or 1; 0 for the others. The draw
+                then comes from further out than q's
                 own; its density and path gradient are still those of q there.
         """
 

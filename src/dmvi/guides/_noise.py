@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 REACH = 4.0  # sds: as far as tens of thousands of draws go
 EVENNESS = 1.2
@@ -30,11 +30,12 @@ def standard_log_prob(u: Float[Array, " dim"]) -> Float[Array, ""]:
     return -0.5 * jnp.sum(u**2) - 0.5 * u.shape[0] * jnp.log(2 * jnp.pi)
 
 
-def spread(z: Float[Array, " dim"], far: Bool[Array, " dim"] | None) -> Float[Array, " dim"]:
-    """Noise with the coordinates marked `far` spread: z_i <- REACH erf(z_i / (sqrt(2) EVENNESS)).
+def spread(z: Float[Array, " dim"], far: Int[Array, " dim"] | None) -> Float[Array, " dim"]:
+    """Noise with some coordinates sent far out: z_i <- far_i REACH |erf(z_i / (sqrt(2) EVENNESS))|.
 
-    At EVENNESS = 1 that would be uniform over +-REACH sds; a little above it is denser in the middle.
+    far_i is the side, -1 or 1; coordinates where it is 0 stay as they are. At EVENNESS = 1 that would be
+    uniform up to REACH sds; a little above it is denser in the middle.
     """
     if far is None:
         return z
-    return jnp.where(far, REACH * jax.lax.erf(z * (math.sqrt(0.5) / EVENNESS)), z)
+    return jnp.where(far == 0, z, far * jnp.abs(REACH * jax.lax.erf(z * (math.sqrt(0.5) / EVENNESS))))
