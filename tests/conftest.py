@@ -12,6 +12,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 # Most of a test's time is the compiler's, and what runs once needs no optimising. Read when JAX and PyTensor
 # are imported.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Every core has a test of its own: splitting one compilation over several is a cost without a gain.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("PYTENSOR_FLAGS", "mode=FAST_COMPILE")
 
 import jax

@@ -1,8 +1,10 @@
 """The documentation's code runs and its links lead somewhere.
 
 Blocks of one page share a namespace, in order, as a reader would type them. A comment right above a block
-says how, in parts set off by commas: `<!-- run small -->` cuts every fit to a few steps, `<!-- not run -->`
-leaves the block out, `<!-- needs pymc -->` leaves it out where that extra is not installed.
+says how, in parts set off by commas: `<!-- run small -->` cuts every fit to a few steps,
+`<!-- run gaussian -->` to a few steps of a Gaussian guide (where a block shows a way in, the same for every
+guide), `<!-- not run -->` leaves the block out, `<!-- needs pymc -->` leaves it out where that extra is not
+installed.
 """
 
 import functools
@@ -37,13 +39,15 @@ def run_page(text: str, fit, monkeypatch) -> tuple[dict, set[str]]:
         how = set(block["how"].split(", ") if block["how"] else [])
         needs = {mark.removeprefix("needs ") for mark in how if mark.startswith("needs ")}
         assert needs <= MODULES.keys(), f"unknown library in {block['how']!r}"
-        assert how - {f"needs {extra}" for extra in needs} <= {"run small", "not run"}, block["how"]
+        marks = how - {f"needs {extra}" for extra in needs}
+        assert marks <= {"run small", "run gaussian", "not run"}, block["how"]
         absent = {extra for extra in needs if not is_installed(MODULES[extra])}
         missing |= absent
         if "not run" in how or absent:
             continue
         small = functools.partial(fit, steps=SMALL_STEPS, progress=False)
-        monkeypatch.setattr(dmvi, "fit", small if "run small" in how else fit)
+        fits = {"run small": small, "run gaussian": functools.partial(small, guide="full-rank")}
+        monkeypatch.setattr(dmvi, "fit", next((fits[mark] for mark in how if mark in fits), fit))
         exec(compile(block["code"], "<code block>", "exec"), namespace)
     return namespace, missing
 
@@ -78,10 +82,13 @@ def test_blocks_share_a_namespace_and_marks_are_kept(monkeypatch):
     page = (
         "```python\nimport dmvi\na = dmvi.fit()\n```\ntext\n"
         "<!-- run small -->\n```python\nb = (a, dmvi.fit())\n```\n"
+        "<!-- run gaussian -->\n```python\nc = dmvi.fit()\n```\n"
         "<!-- not run -->\n```python\nb = None\n```\n"
     )
-    left, _ = run_page(page, lambda **keywords: keywords.get("steps"), monkeypatch)
-    assert left["b"] == (None, SMALL_STEPS)
+    left, _ = run_page(page, lambda **keywords: keywords, monkeypatch)
+    small = {"steps": SMALL_STEPS, "progress": False}
+    assert left["b"] == ({}, small)
+    assert left["c"] == {**small, "guide": "full-rank"}
 
 
 @pytest.mark.parametrize("installed", [False, True])

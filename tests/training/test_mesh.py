@@ -38,7 +38,9 @@ for name, mesh in (("one", None), ("four", 4)):
     fitted = dmvi.fit(funnel, init=jnp.zeros(3), steps=48, particles=8, progress=False, mesh=mesh)
     found["history_" + name], found["draws_" + name] = fitted.run.history, fitted.sample(50)["x"]
 for name, mesh in (("one", None), ("four", square)):
-    fitted = dmvi.fit(regression, data, batch_size=40, steps=48, particles=8, progress=False, mesh=mesh)
+    fitted = dmvi.fit(
+        regression, data, guide="full-rank", batch_size=40, steps=48, particles=8, progress=False, mesh=mesh
+    )
     found["rows_history_" + name], found["rows_draws_" + name] = fitted.run.history, fitted.sample(50)["beta"]
 np.savez(sys.argv[1], **found)
 """
