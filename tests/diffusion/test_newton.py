@@ -14,7 +14,7 @@ def flat(x):
 
 
 def bent(x):
-    """Two coordinates that stretch each other a hundredfold on one side."""
+    """Stretched a hundredfold on one side, the second coordinate moved by the first."""
     return x + 100 * jax.nn.softplus(x - 3) + jnp.array([0.0, 0.5]) * jnp.sin(x[0])
 
 
@@ -30,3 +30,22 @@ def test_roots_near_and_far(function, root):
 
         found = jax.jit(lambda image: newton_root(residual, image))(image)
         np.testing.assert_allclose(found, root, atol=1e-7)
+
+
+@pytest.mark.parametrize("start", [2.0, 30.0])
+def test_derivatives_are_those_of_the_root(start):
+    """x^3 + x = t has dx/dt = 1 / (3 x^2 + 1), also where the search begins at the root 2 of t = 10."""
+
+    def root(t):
+        def residual(x):
+            return x**3 + x - t, jnp.diag(3 * x**2 + 1)
+
+        return newton_root(residual, jnp.full(1, start))[0]
+
+    with jax.enable_x64(True):
+        for derivative in (jax.grad(root), jax.jacfwd(root)):
+            np.testing.assert_allclose(derivative(10.0), 1 / 13, rtol=1e-10)
+
+
+def test_no_root_is_not_a_number():
+    assert np.isnan(newton_root(lambda x: (x**2 + 1, jnp.diag(2 * x)), jnp.ones(1))).all()
