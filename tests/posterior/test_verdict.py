@@ -38,6 +38,8 @@ GOOD = Diagnostics(
         ({"ess": 0.7}, Verdict.RESAMPLE, "correct"),
         ({"ess": 0.03, "khat": 0.69}, Verdict.RESAMPLE, "correct"),
         ({"ess": 0.01, "khat": 0.69}, Verdict.DO_NOT_TRUST, "200 of 20,000"),
+        # However many have been weighed, draws are resampled out of 20,000.
+        ({"ess": 0.01, "khat": 0.69, "draws": 80_000}, Verdict.DO_NOT_TRUST, "200 of 20,000"),
         # The centred eight schools with a Gaussian base: a tiny gap, yet the tails are missing.
         ({"ess": 0.94, "khat": 1.0}, Verdict.DO_NOT_TRUST, "tails do not"),
         ({"ess": 0.28, "khat": 1.16}, Verdict.DO_NOT_TRUST, "too much weight"),

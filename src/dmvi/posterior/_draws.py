@@ -47,7 +47,9 @@ class Draws:
         """Draws xi of the guide, without density."""
         return _join([_propose(self._guide, chunk_key, self._chunk) for chunk_key in self._keys(key, n)], n)
 
-    def weigh(self, key: PRNGKeyArray, n: int, kept: int | None = None) -> Weighed:
+    def weigh(
+        self, key: PRNGKeyArray, n: int, kept: int | None = None, before: Weighed | None = None
+    ) -> Weighed:
         """Draws xi of the guide with log pi(xi) on the full data and log_q.
 
         Args:
@@ -55,12 +57,16 @@ class Draws:
             n: number of draws.
             kept: how many xi are kept beside the weights, at least; all where it is None. Tens of thousands
                 of draws in as many dimensions would fill a memory.
+            before: what this gave for the same key and a smaller n, a multiple of the chunk, to go on from.
         """
         if self._target.stream is not None:
             return self._weigh_rows(key, min(n, self._target.stream.draws))
         nothing = np.empty((0, self._target.dim), jnp.result_type(float))
-        parts = []
+        parts = [] if before is None else [before]
+        done = 0 if before is None else len(before.log_q)
         for start, chunk_key in zip(range(0, n, self._chunk), self._keys(key, n), strict=True):
+            if start < done:
+                continue
             part = weigh_chunk(self._guide, self._target, chunk_key, self._chunk)
             parts.append(part if kept is None or start < kept else part._replace(xi=nothing))
         return _join(parts, n)

@@ -106,7 +106,7 @@ class Posterior(Views):
     def diagnostics(self) -> Diagnostics:
         """What fresh draws on the full data say about the fit; made when first asked for.
 
-        20,000 of them, or 80,000 where k-hat is too near 0.7 to tell.
+        20,000 of them, or 80,000 where k-hat is too near 0.7 to tell; of rows in files fewer.
         """
         return self._judged[0]
 

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from dmvi._run import Status
-from dmvi.posterior._diagnostics import Diagnostics
+from dmvi.posterior._diagnostics import DRAWS, Diagnostics
 
 
 class Verdict(enum.Enum):
@@ -66,6 +66,7 @@ def judge(diagnostics: Diagnostics) -> Judgement:
         return Judgement(Verdict.DO_NOT_TRUST, (fault, *_remarks(diagnostics)), _advice(diagnostics))
     d = diagnostics
     tails_hold = d.khat < _KHAT
+    pool = min(d.draws, DRAWS)  # out of which draws are resampled, however many have been weighed
     if d.ess >= _ESS_AS_THEY_ARE and tails_hold:
         verdict, reason = (
             Verdict.TRUST,
@@ -74,12 +75,12 @@ def judge(diagnostics: Diagnostics) -> Judgement:
     elif d.ess >= _ESS_EVEN:
         verdict = Verdict.TRUST
         reason = f"weights are so even (ESS {d.ess:.3f}) that their tail (k-hat {d.khat:.2f}) does not matter"
-    elif tails_hold and d.ess * d.draws >= _EFFECTIVE_DRAWS:
+    elif tails_hold and d.ess * pool >= _EFFECTIVE_DRAWS:
         verdict = Verdict.RESAMPLE
         reason = f"weights are uneven (ESS {d.ess:.2f}) but can correct the draws (k-hat {d.khat:.2f})"
     elif tails_hold:
         verdict = Verdict.DO_NOT_TRUST
-        reason = f"only {d.ess * d.draws:.0f} of {d.draws:,} draws are effective, too few to correct the rest"
+        reason = f"only {d.ess * pool:.0f} of {pool:,} draws are effective, too few to correct the rest"
     else:
         verdict, reason = Verdict.DO_NOT_TRUST, _heavy_tail(d)
     advice = _advice(d) if verdict is Verdict.DO_NOT_TRUST else ()
