@@ -39,6 +39,7 @@ def run_page(text: str, fit, monkeypatch) -> tuple[dict, set[str]]:
         how = set(block["how"].split(", ") if block["how"] else [])
         needs = {mark.removeprefix("needs ") for mark in how if mark.startswith("needs ")}
         assert needs <= MODULES.keys(), f"unknown library in {block['how']!r}"
+        assert not {"run small", "run gaussian"} <= how, block["how"]
         marks = how - {f"needs {extra}" for extra in needs}
         assert marks <= {"run small", "run gaussian", "not run"}, block["how"]
         absent = {extra for extra in needs if not is_installed(MODULES[extra])}

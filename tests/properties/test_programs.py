@@ -51,7 +51,7 @@ def check_density(spec: Spec, seed: int) -> None:
     assert np.isfinite(total)
     assert float(log_density) == pytest.approx(float(total), rel=1e-3, abs=5e-3)
     assert np.all(np.isfinite(slope))
-    np.testing.assert_array_equal(sites["loc"], trace["loc"]["value"])
+    np.testing.assert_allclose(sites["loc"], trace["loc"]["value"], rtol=1e-6, atol=1e-6)
 
 
 def check_files(spec: Spec, seed: int) -> None:

@@ -38,9 +38,7 @@ for name, mesh in (("one", None), ("four", 4)):
     fitted = dmvi.fit(funnel, init=jnp.zeros(3), steps=48, particles=8, progress=False, mesh=mesh)
     found["history_" + name], found["draws_" + name] = fitted.run.history, fitted.sample(50)["x"]
 for name, mesh in (("one", None), ("four", square)):
-    fitted = dmvi.fit(
-        regression, data, guide="full-rank", batch_size=40, steps=48, particles=8, progress=False, mesh=mesh
-    )
+    fitted = dmvi.fit(regression, data, batch_size=40, steps=48, particles=8, progress=False, mesh=mesh)
     found["rows_history_" + name], found["rows_draws_" + name] = fitted.run.history, fitted.sample(50)["beta"]
 np.savez(sys.argv[1], **found)
 """
@@ -49,13 +47,15 @@ np.savez(sys.argv[1], **found)
 def test_four_devices_give_what_one_gives(tmp_path):
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    # In single precision 48 steps multiply the rounding of sums taken in another order a thousandfold.
+    kind = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": flags, **kind}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "found.npz")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")
     for kind in ("history", "draws", "rows_history", "rows_draws"):
-        np.testing.assert_allclose(found[f"{kind}_four"], found[f"{kind}_one"], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(found[f"{kind}_four"], found[f"{kind}_one"], rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ class Guide(eqx.Module):
 
         Args:
             key: random key.
-            far: coordinates of the noise to send far out, with the side -1 or 1; 0 for the others. The draw
-                then comes from further out than q's
-                own; its density and path gradient are still those of q there.
+            far: the side to which a coordinate of the noise is sent far out, -1 or 1; 0 where it stays. The
+                draw then comes from further out than q's own; its density and path gradient are still those
+                of q there.
         """
 
     def straighter(self, share: float) -> "Guide":

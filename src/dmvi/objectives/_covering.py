@@ -41,7 +41,7 @@ class Attention(NamedTuple):
     Attributes:
         draws: number of draws far out, below zero and above it.
         weights: sum of their weights.
-        phase: where the systematic sampling of coordinates stands, in [0, 1).
+        phase: where the systematic sampling of sides stands, in [0, 1).
     """
 
     draws: Float[Array, "2 dim"]
