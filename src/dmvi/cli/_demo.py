@@ -128,7 +128,7 @@ def _caption(diffusion: Posterior, chains: dict[str, Chains]) -> str:
     d = diffusion.diagnostics
     return (
         f"gap: nats below the log evidence, {d.log_evidence:.3f} +- {d.log_evidence_se:.3f} by the "
-        f"diffusion fit.\nESS: effective share of the weighted draws.\n"
+        "diffusion fit.\nESS: effective share of the weighted draws.\n"
         f"* for NUTS the smallest bulk ESS over {_CHAINS * _DRAWS:,} draws; "
         f"{chains[_SAME].divergences} of them diverged, {chains[_REFERENCE].divergences} on the "
         "non-centred form, which is the reference of the figures.\nSeconds include compilation."

@@ -36,6 +36,7 @@ def newton_root(
 
 
 def _search(residual: Callable[[Array], tuple[Array, Array]], start: Float[Array, " n"]) -> Array:
+    """Where the damped steps end, once |f| is rounding, steps have become SHORTEST or their number is up."""
     rounding = float(jnp.finfo(start.dtype).eps)
 
     def size(x: Array, value: Array) -> Array:
