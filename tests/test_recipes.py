@@ -15,6 +15,8 @@ from dmvi.guides import LowRank, anchored, low_rank_anchored, mixture
 DIM = 5
 RECIPES = {
     "diffusion": dmvi.DiffusionGuide(network=dmvi.Projected(rank=2, width=8)),
+    "triangular": dmvi.DiffusionGuide(network=dmvi.Triangular(width=3)),
+    "grown": dmvi.DiffusionGuide(network=dmvi.Triangular(then=dmvi.Projected(rank=2, width=8))),
     "mlp": dmvi.DiffusionGuide(steps=2, order=2, network=dmvi.MLP(width=8)),
     "chain": dmvi.ChainGuide(steps=2, width=8),
     "flow": dmvi.FlowGuide(width=8),

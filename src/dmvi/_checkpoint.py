@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 
 from dmvi._errors import InputError
+from dmvi._grow import Pilot
 from dmvi._recipes import describe_base, guide_from
 from dmvi._start import Start, anchor_of, anchored
 from dmvi.guides import GuideRecipe
@@ -31,14 +33,18 @@ class Found(NamedTuple):
     """What a checkpoint holds.
 
     Attributes:
+        recipe: of the guide.
         start: the structure of the guide, whose numbers are in the snapshot, and the target.
         seconds: how long the fit had run.
         snapshot: where training stood.
+        pilot: the first training, where this is of a guide that has grown.
     """
 
+    recipe: GuideRecipe
     start: Start
     seconds: float
     snapshot: Snapshot
+    pilot: Pilot | None
 
 
 class Checkpoint:
@@ -67,6 +73,7 @@ class Checkpoint:
         self._anchor: dict[str, np.ndarray] = {}
         self._visited: dict[str, np.ndarray] = {}
         self._offset = 0.0
+        self._pilot: Pilot | None = None
         self._terminated = False
         self._before: Any = None
 
@@ -100,16 +107,21 @@ class Checkpoint:
                 "was made with, or give another folder, or delete this one to begin anew."
             )
         guide = guide_from(recipe, record["base"], self._target.dim)
+        pilot = Pilot.recalled(arrays, record["pilot"]) if record["pilot"] else None
+        larger = None if pilot is None else recipe.grown(guide, key=jr.key(0))
+        if larger is not None:
+            recipe, guide = larger
         target = self._target
         if "anchor" in arrays:
             target = anchored(target, arrays["anchor"], record["offset"])
         start = Start(guide, record["warm_start"], target, arrays.get("visited"))
-        found = Found(start, record["seconds"], Snapshot(arrays, record["course"]))
+        found = Found(recipe, start, record["seconds"], Snapshot(arrays, record["course"]), pilot)
         self._began -= found.seconds
         return found
 
-    def begin(self, start: Start) -> None:
-        """From here on there is something to save."""
+    def begin(self, start: Start, pilot: Pilot | None = None) -> None:
+        """From here on there is something to save, after a pilot where the guide has grown."""
+        self._pilot = pilot
         self._warm_start, self._base = start.name, describe_base(start.guide)
         self._offset, self._anchor = start.target.offset, anchor_of(start.target)
         self._visited = {} if start.visited is None else {"visited": start.visited}
@@ -132,7 +144,7 @@ class Checkpoint:
     def _write(self, trainer: Trainer) -> None:
         arrays, course = trainer.snapshot()
         record = {
-            "checkpoint": 2,
+            "checkpoint": 3,
             "versions": library_versions(),
             "names": list(self._target.names),
             "data": self._data(),
@@ -142,12 +154,17 @@ class Checkpoint:
             "offset": self._offset,
             "seconds": time.perf_counter() - self._began,
             "course": course,
+            "pilot": None,
         }
-        write(self._path, {**arrays, **self._anchor, **self._visited, "density": self._density()}, record)
+        arrays = {**arrays, **self._anchor, **self._visited, "density": self._density()}
+        if self._pilot is not None:
+            kept, record["pilot"] = self._pilot.memory()
+            arrays |= kept
+        write(self._path, arrays, record)
 
     def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:
         """In what a checkpoint differs from this call; None where it does not."""
-        if record.get("checkpoint") != 2:
+        if record.get("checkpoint") != 3:
             return "it is no checkpoint of this format"
         for name, version in library_versions().items():
             if record["versions"].get(name) != version:

@@ -18,11 +18,13 @@ from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
 from dmvi._errors import InputError
+from dmvi._grow import chosen
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
 from dmvi._run import Run, Status
-from dmvi._start import CHECKED, Start, begin, hear, tell
+from dmvi._start import CHECKED
 from dmvi._team import Team
+from dmvi._train import Plan, train
 from dmvi.guides import (
     ChainGuide,
     DiffusionGuide,
@@ -34,17 +36,7 @@ from dmvi.guides import (
 from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import Posterior
 from dmvi.targets import Target, as_target, from_rows
-from dmvi.training import (
-    Budget,
-    Outcome,
-    Progress,
-    Settings,
-    Trainer,
-    as_mesh,
-    default_optimizer,
-    follow,
-    progress_for,
-)
+from dmvi.training import Settings, as_mesh, default_optimizer, progress_for
 
 GUIDES: dict[str, GuideRecipe] = {
     "auto": DiffusionGuide(),
@@ -97,12 +89,15 @@ def fit(
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.
         guide: "auto", "diffusion", "chain", "flow", "full-rank", "mean-field", or a recipe such as
-            `dmvi.DiffusionGuide(steps=8)`.
+            `dmvi.DiffusionGuide(steps=8)`. "auto" is the diffusion, with a base to suit the dimension;
+            where its training leaves more than 0.1 nats it grows and is trained on. Printing the
+            posterior says what was chosen and why.
         seed: same seed, same machine, same result, bit for bit.
 
     Other Args:
-        steps: most optimiser steps; training stops earlier at a plateau.
-        particles: draws per step.
+        steps: most optimiser steps of a training, which stops earlier at a plateau; a guide that grows is
+            trained twice.
+        particles: draws per step, of the first training.
         optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
             up at the start and annealed to zero at the end.
         objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
@@ -146,17 +141,23 @@ def fit(
     if checkpoint is not None and team.leads:
         saved = Checkpoint(checkpoint, checkpoint_every, target, {**record, "seed": int(seed)}, began)
     line = progress_for(progress and team.leads)
+    plan = Plan(
+        recipe, target, settings, keys, int(steps), time_limit, control_variates, grows=guide == "auto"
+    )
     try:
         with saved or contextlib.nullcontext():
-            limits = (int(steps), time_limit)
-            outcome, start = _train(recipe, target, settings, keys, limits, line, saved, control_variates)
+            fitted = train(plan, line, saved)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
             raise MemoryError(OUT_OF_MEMORY) from error
         raise
     finally:
         line.close()
+    outcome, start, recipe = fitted.outcome, fitted.start, fitted.recipe
     target = eqx.tree_at(lambda t: t.params, start.target, outcome.params)
+    made = {"guide": describe_recipe(recipe), "particles": fitted.settings.particles}
+    made |= {"base": describe_base(outcome.guide)}
+    made |= {"chosen": chosen(start, fitted.pilot)} if plan.grows else {}
     run = Run(
         status=outcome.status,
         steps=outcome.steps,
@@ -167,7 +168,7 @@ def fit(
         warm_start=start.name,
         guide_name=recipe.name,
         seed=int(seed),
-        settings={**record, "base": describe_base(outcome.guide)},
+        settings={**record, **made},
         visited=np.zeros((0, 1, 0)) if start.visited is None else start.visited,
     )
     # What was weighed before training are the draws of the diagnostics where these can be no more.
@@ -176,49 +177,6 @@ def fit(
     weighed = start.weighed if known else None
     training = jax.tree.leaves(outcome.state)
     return Posterior(target, outcome.guide, run, keys[3], training=training, weighed=weighed)
-
-
-def _train(
-    recipe: GuideRecipe,
-    target: Target,
-    settings: Settings,
-    keys: list[PRNGKeyArray],
-    limits: tuple[int, float | None],
-    line: Progress,
-    saved: Checkpoint | None,
-    variates: bool,
-) -> tuple[Outcome, Start]:
-    """Warm start and training, or the rest of a checkpoint's; processes that do not lead follow."""
-    began, (steps, seconds), team = time.perf_counter(), limits, Team.of(settings.mesh)
-    if not team.leads:
-        start = hear(recipe, target, team)
-        return follow(start.guide, start.target, settings, key=keys[2], team=team), start
-    found = None if saved is None else saved.found(recipe)
-    if found is None:
-        start, snapshot = begin(recipe, target, keys, line, variates), None
-    else:
-        start, snapshot = found.start, found.snapshot
-        began -= found.seconds
-    tell(start, team)
-    if saved is not None:
-        saved.begin(start)
-    trainer = Trainer(
-        start.guide,
-        start.target,
-        settings,
-        Budget(steps, None if seconds is None else began + seconds),
-        key=keys[2],
-        progress=line,
-        snapshot=snapshot,
-        watch=_ignore if saved is None else saved.watch,
-        team=team,
-        settled=start.look if settings.objective.caution is None else None,
-    )
-    return trainer.run(), start
-
-
-def _ignore(trainer: Trainer) -> None:
-    """What a training does of which nobody keeps a record."""
 
 
 def fit_keys(seed: int) -> list[PRNGKeyArray]:

@@ -52,6 +52,7 @@ def resume(
     _, _, train_key, judge_key = fit_keys(run.seed)
     trained = Trained(posterior.guide, posterior.target.params)
     state = _state(posterior, trained, settings)
+    earlier = run.steps - int(state.step)  # of the guide before it had grown
     line = progress_for(progress)
     try:
         trainer = Trainer(
@@ -71,11 +72,11 @@ def resume(
         run,
         # No better than where it began: for further training that is a plateau.
         status=Status.CONVERGED if outcome.status is Status.WARM_START else outcome.status,
-        steps=outcome.steps,
+        steps=earlier + outcome.steps,
         seconds=run.seconds + time.perf_counter() - began,
         skipped=outcome.skipped,
         history=np.concatenate([run.history, outcome.history]),
-        history_steps=np.concatenate([run.history_steps, outcome.history_steps]),
+        history_steps=np.concatenate([run.history_steps, earlier + outcome.history_steps]),
     )
     return Posterior(target, outcome.guide, after, judge_key, training=jax.tree.leaves(outcome.state))
 

@@ -9,7 +9,16 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
-from dmvi.diffusion import MLP, ORDERS, TAU_MAX, NetworkFlow, Projected, ScoreNetwork, as_score_network
+from dmvi.diffusion import (
+    MLP,
+    ORDERS,
+    TAU_MAX,
+    NetworkFlow,
+    Projected,
+    ScoreNetwork,
+    Triangular,
+    as_score_network,
+)
 from tests.guides.registry import perturbed
 
 
@@ -89,11 +98,13 @@ def flow_of(name: str):
         return perturbed(
             Projected(rank=2, scale_rank=2, width=6, scale_width=6).build(4, 3, key=jr.key(0)), size=0.1
         )
+    if name == "triangular":
+        return perturbed(Triangular(width=3).build(4, 2, key=jr.key(0)), size=0.3)
     network = as_score_network(MLP(width=6, depth=2), 4, key=jr.key(0))
     return perturbed(NetworkFlow(network=network, steps=2, order=int(name[-1])), size=0.1)
 
 
-FLOWS = ("projected", "order 1", "order 2", "order 3")
+FLOWS = ("projected", "triangular", "order 1", "order 2", "order 3")
 
 
 @pytest.mark.parametrize("name", FLOWS)

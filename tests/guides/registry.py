@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import multivariate_normal, norm
 
-from dmvi.diffusion import MLP, Projected
+from dmvi.diffusion import MLP, Projected, Triangular
 from dmvi.guides import (
     ChainGuide,
     Diffusion,
@@ -77,6 +77,9 @@ def recipes(dim: int = DIM) -> dict[str, GuideRecipe]:
         "projected, narrow": DiffusionGuide(
             steps=3, network=Projected(rank=3, scale_rank=2, width=8, depth=1)
         ),
+        "triangular": DiffusionGuide(
+            steps=4, network=Triangular(width=3, then=Projected(rank=2, scale_rank=1, width=8, scale_width=6))
+        ),
         "mlp, order 1": DiffusionGuide(steps=4, order=1, network=small),
         "mlp, order 2": DiffusionGuide(steps=3, order=2, network=small),
         "mlp, order 3": DiffusionGuide(steps=2, order=3, network=small),
@@ -92,7 +95,14 @@ def recipes(dim: int = DIM) -> dict[str, GuideRecipe]:
 
 
 # How far weights are moved: enough to matter, not so far that a step folds.
-SIZES = {"mlp, layer norm": 0.04, "module": 0.2, "pair": 0.15, "chain": 0.03, "chain, score": 0.03}
+SIZES = {
+    "mlp, layer norm": 0.04,
+    "module": 0.2,
+    "pair": 0.15,
+    "chain": 0.03,
+    "chain, score": 0.03,
+    "triangular": 0.05,
+}
 USUAL_SIZE = 0.08
 
 

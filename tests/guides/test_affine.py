@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dmvi.diffusion._triangle import lower_inverse
 from dmvi.guides import Affine, anchored
 from dmvi.guides._guide import Frozen
-from dmvi.guides._triangle import lower_inverse
 
 DIM = 4
 

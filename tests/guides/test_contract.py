@@ -197,5 +197,5 @@ def test_stages_lead_from_noise_to_the_draw(name):
     np.testing.assert_allclose(stages[-1], draw.xi, rtol=1e-5, atol=1e-5)
     assert stages.shape[0] >= 2
     if isinstance(guide, Diffusion):
-        assert stages.shape[0] == guide.flow.steps + 1
+        assert stages.shape[0] == guide.flow.steps + 1  # pyright: ignore[reportAttributeAccessIssue]
         np.testing.assert_allclose(guide.affine.inverse(stages[0]), draw.noise, rtol=1e-4, atol=1e-4)

@@ -7,6 +7,7 @@ from dmvi.diffusion._dpm_solver import NoiseModel as NoiseModel
 from dmvi.diffusion._dpm_solver import SolverFlow as SolverFlow
 from dmvi.diffusion._flow import TAU_MAX as TAU_MAX
 from dmvi.diffusion._flow import Flow as Flow
+from dmvi.diffusion._flow import FlowSequence as FlowSequence
 from dmvi.diffusion._networks import MLP as MLP
 from dmvi.diffusion._networks import ScoreNetwork as ScoreNetwork
 from dmvi.diffusion._networks import as_score_network as as_score_network
@@ -18,3 +19,6 @@ from dmvi.diffusion._schedules import LinearSchedule as LinearSchedule
 from dmvi.diffusion._schedules import NoiseSchedule as NoiseSchedule
 from dmvi.diffusion._solver import ORDERS as ORDERS
 from dmvi.diffusion._solver import NetworkFlow as NetworkFlow
+from dmvi.diffusion._triangle import lower_inverse as lower_inverse
+from dmvi.diffusion._triangular import Triangular as Triangular
+from dmvi.diffusion._triangular import TriangularFlow as TriangularFlow

@@ -42,13 +42,10 @@ def injective_log_det(jacobian: Float[Array, "n n"]) -> Float[Array, ""]:
 
 
 class Flow(eqx.Module):
-    """K steps from noise to the whitened posterior; subclasses say what one step is.
+    """Noise to the whitened posterior by an injective map.
 
-    `knots` is a pytree whose leaves have the K steps as leading axis, in the order they are taken.
     `key` feeds dropout and is None outside training.
     """
-
-    steps: eqx.AbstractVar[int]
 
     @property
     def may_drop(self) -> bool:
@@ -58,6 +55,38 @@ class Flow(eqx.Module):
     def straighter(self, share: float) -> "Flow":
         """The flow with what may fold taken back by a share, towards the identity; itself if nothing can."""
         return self
+
+    @abc.abstractmethod
+    def move(self, u: Array, key: PRNGKeyArray | None = None) -> Float[Array, " dim"]:
+        """Noise to whitened posterior, without density."""
+
+    @abc.abstractmethod
+    def stages(self, u: Array) -> Float[Array, "stages dim"]:
+        """Where every step takes u, the noise itself left out."""
+
+    @abc.abstractmethod
+    def move_density(self, u: Array) -> tuple[Float[Array, " dim"], Float[Array, ""]]:
+        """(u_0, log |det du_0/du|)."""
+
+    @abc.abstractmethod
+    def move_path(self, u: Array, score: Array, key: PRNGKeyArray | None = None) -> Moved:
+        """As `move_density`, carrying the score G = grad log q along; with a gradient through u alone.
+
+        That is along the path, not through the density.
+        """
+
+    @abc.abstractmethod
+    def invert(self, u: Array) -> Float[Array, " dim"]:
+        """The noise that `move` takes to u."""
+
+
+class SteppedFlow(Flow):
+    """K steps of one kind; subclasses say what a step is.
+
+    `knots` is a pytree whose leaves have the K steps as leading axis, in the order they are taken.
+    """
+
+    steps: eqx.AbstractVar[int]
 
     @abc.abstractmethod
     def knots(self) -> Any:
@@ -88,13 +117,17 @@ class Flow(eqx.Module):
         """Size of a step in tau."""
         return TAU_MAX / self.steps
 
-    def move(self, u: Array, key: PRNGKeyArray | None = None) -> Float[Array, " dim"]:
-        """Noise to whitened posterior, without density."""
+    def move(self, u, key=None):
         return jax.lax.scan(lambda u, knot: (self.step(knot, u, key), None), u, self.knots())[0]
 
-    def move_density(self, u: Array) -> tuple[Float[Array, " dim"], Float[Array, ""]]:
-        """(u_0, sum_k log |det dF_k/du|)."""
+    def stages(self, u):
+        def body(u, knot):
+            after = self.step(knot, u)
+            return after, after
 
+        return jax.lax.scan(body, u, self.knots())[1]
+
+    def move_density(self, u):
         def body(carry, knot):
             u, total = carry
             u, log_det = self.step_density(knot, u)
@@ -102,11 +135,7 @@ class Flow(eqx.Module):
 
         return jax.lax.scan(body, (u, jnp.zeros((), u.dtype)), self.knots())[0]
 
-    def move_path(self, u: Array, score: Array, key: PRNGKeyArray | None = None) -> Moved:
-        """As `move_density`, carrying the score G = grad log q along; with a gradient through u alone.
-
-        That is along the path, not through the density.
-        """
+    def move_path(self, u, score, key=None):
         fixed = frozen(self)
 
         def body(carry, knot):
@@ -115,8 +144,46 @@ class Flow(eqx.Module):
 
         return jax.lax.scan(body, Moved(u, jnp.zeros((), u.dtype), score), self.knots())[0]
 
-    def invert(self, u: Array) -> Float[Array, " dim"]:
-        """The noise that `move` takes to u."""
+    def invert(self, u):
         return jax.lax.scan(
             lambda u, knot: (self.step_inverse(knot, u), None), u, self.knots(), reverse=True
         )[0]
+
+
+class FlowSequence(Flow):
+    """Two flows, one after the other."""
+
+    first: Flow
+    second: Flow
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of both."""
+        return sum(flow.steps for flow in (self.first, self.second) if isinstance(flow, SteppedFlow))
+
+    @property
+    def may_drop(self) -> bool:
+        return self.first.may_drop or self.second.may_drop
+
+    def straighter(self, share):
+        return FlowSequence(self.first.straighter(share), self.second.straighter(share))
+
+    def move(self, u, key=None):
+        return self.second.move(self.first.move(u, key), key)
+
+    def stages(self, u):
+        early = self.first.stages(u)
+        return jnp.concatenate([early, self.second.stages(early[-1])])
+
+    def move_density(self, u):
+        u, early = self.first.move_density(u)
+        u, late = self.second.move_density(u)
+        return u, early + late
+
+    def move_path(self, u, score, key=None):
+        early = self.first.move_path(u, score, key)
+        late = self.second.move_path(early.u, early.score, key)
+        return late._replace(log_det=early.log_det + late.log_det)
+
+    def invert(self, u):
+        return self.first.invert(self.second.invert(u))

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dmvi.diffusion._flow import Flow, Moved, injective_log_det
+from dmvi.diffusion._flow import Moved, SteppedFlow, injective_log_det
 from dmvi.diffusion._newton import newton_root
 
 
-class JacobianFlow(Flow):
+class JacobianFlow(SteppedFlow):
     """A flow that says what `step` is and leaves densities, scores and inverses to automatic derivatives."""
 
     def _log_det(self, knot, u: Array, key=None) -> tuple[Array, Array]:

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._random import children
-from dmvi.diffusion._flow import Flow, Moved, injective_log_det
+from dmvi.diffusion._flow import Moved, SteppedFlow, injective_log_det
 from dmvi.diffusion._hidden import Hidden
 from dmvi.diffusion._networks import initial_weights, zeros
 from dmvi.diffusion._newton import newton_root
@@ -59,7 +59,7 @@ class Knot(NamedTuple):
     folded: Float[Array, "rank width"]
 
 
-class ProjectedFlow(Flow):
+class ProjectedFlow(SteppedFlow):
     """Scale and shift steps through learned projections; see the module's equations."""
 
     scale: Head

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from dmvi.diffusion import lower_inverse
 from dmvi.guides._guide import Frozen
-from dmvi.guides._triangle import lower_inverse
 
 
 class Affine(eqx.Module):

@@ -21,7 +21,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from dmvi.diffusion._flow import Flow, Moved
+from dmvi.diffusion._flow import Moved, SteppedFlow
 from dmvi.diffusion._hidden import gelu, gelu_jet
 from dmvi.diffusion._networks import initial_weights, zeros
 
@@ -56,7 +56,7 @@ def masks(dim: int, width: int, backward: bool) -> tuple[np.ndarray, np.ndarray]
     return hidden[:, None] >= degree[None, :], degree[:, None] > hidden[None, :]
 
 
-class AutoregressiveFlow(Flow):
+class AutoregressiveFlow(SteppedFlow):
     """Layers of an inverse autoregressive flow; see the module's equations."""
 
     first: Float[Array, "steps width dim"]

@@ -9,10 +9,12 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
-from dmvi.diffusion import ORDERS, Flow, NetworkFlow, Projected, as_score_network
+from dmvi.diffusion import ORDERS, Flow, FlowSequence, NetworkFlow, Projected, Triangular, as_score_network
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
 from dmvi.guides._low_rank import AnyAffine
 from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_normal
+
+LARGEST_GROWN = 128  # dimensions up to which a guide grows by steps that cost O(dim^2)
 
 
 class Diffusion(Guide):
@@ -54,14 +56,8 @@ class Diffusion(Guide):
 
     def stages(self, key):
         """One draw at the solver's K + 1 times, each in the target's coordinates."""
-
-        def body(u, knot):
-            after = self.flow.step(knot, u, None)
-            return after, after
-
         z = self._noise(key)
-        path = jax.lax.scan(body, z, self.flow.knots())[1]
-        return jax.vmap(self.affine)(jnp.concatenate([z[None, :], path]))
+        return jax.vmap(self.affine)(jnp.concatenate([z[None, :], self.flow.stages(z)]))
 
     def evidence(self, xi, key=None):
         z = self.flow.invert(self.affine.inverse(xi))
@@ -79,8 +75,9 @@ class DiffusionGuide(GuideRecipe):
         steps: solver steps K.
         order: order of the solver, 1 to 3; the projected network takes order 1.
         network: `dmvi.Projected(...)` (default: exact determinant at low rank, any dimension),
-            `dmvi.MLP(...)`, an Equinox module net(u, t), or a pair (params, apply); all but the first
-            go through the full Jacobian, O(dim^3) a step.
+            `dmvi.Triangular(...)` (a network for every coordinate, O(dim^2) a step), `dmvi.MLP(...)`, an
+            Equinox module net(u, t), or a pair (params, apply); all but the first two go through the full
+            Jacobian, O(dim^3) a step.
     """
 
     steps: int = eqx.field(static=True, default=4)
@@ -92,9 +89,9 @@ class DiffusionGuide(GuideRecipe):
             raise InputError(f"DiffusionGuide needs at least one solver step, got steps={self.steps!r}.")
         if self.order not in ORDERS:
             raise InputError(f"DiffusionGuide takes order 1, 2 or 3, got order={self.order}.")
-        if self.order > 1 and isinstance(self.network, Projected):
+        if self.order > 1 and isinstance(self.network, Projected | Triangular):
             raise InputError(
-                "the projected network solves its linear part exactly and takes order 1, "
+                f"the network {type(self.network).__name__} solves its steps exactly and takes order 1, "
                 f"got order={self.order}; use network=dmvi.MLP() for orders 2 and 3."
             )
 
@@ -108,9 +105,20 @@ class DiffusionGuide(GuideRecipe):
 
     def build(self, affine, *, key):
         dim = affine.dim
-        if isinstance(self.network, Projected):
+        if isinstance(self.network, Projected | Triangular):
             flow = self.network.build(dim, self.steps, key=key)
         else:
             network = as_score_network(self.network, dim, key=key)
             flow = NetworkFlow(network=network, steps=self.steps, order=self.order)
         return Diffusion(flow=flow, affine=affine, dim=dim)
+
+    def grown(self, guide, *, key):
+        """Triangular steps before the projected ones, where there are none and the dimension allows it."""
+        if not isinstance(self.network, Projected) or not isinstance(guide, Diffusion):
+            return None
+        if guide.dim > LARGEST_GROWN:
+            return None
+        network = Triangular(then=self.network)
+        early = Triangular().build(guide.dim, self.steps, key=key)
+        recipe = DiffusionGuide(steps=2 * self.steps, network=network)
+        return recipe, eqx.tree_at(lambda g: g.flow, guide, FlowSequence(early, guide.flow))

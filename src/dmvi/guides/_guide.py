@@ -167,3 +167,10 @@ class GuideRecipe(eqx.Module):
     @abc.abstractmethod
     def build(self, affine: Any, *, key: PRNGKeyArray) -> Guide:
         """The guide on the whitened coordinates of `affine`, equal to that Gaussian at the start."""
+
+    def grown(self, guide: Guide, *, key: PRNGKeyArray) -> "tuple[GuideRecipe, Guide] | None":
+        """A guide that draws as `guide`, made by this recipe and trained, and can learn more; and its recipe.
+
+        None where there is no such guide.
+        """
+        return None

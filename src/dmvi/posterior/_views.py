@@ -198,6 +198,8 @@ class Views(abc.ABC):
             "warm start": d.warm_start,
             "guide": f"{self.run.guide_name}, {len(self.names)} dimensions, seed {self.run.seed}",
         }
+        if "chosen" in self.run.settings:
+            rows["chosen"] = str(self.run.settings["chosen"])
         if d.drivers and self.verdict is not Verdict.TRUST:
             rows["driven by"] = ", ".join(f"{driver.name} ({driver.pull:.2f})" for driver in d.drivers)
         return rows

@@ -36,7 +36,7 @@ def compiled_chunk(
 
 
 class Outcome(NamedTuple):
-    """What training gives back."""
+    """What training gives back; `gap` is log Z - ELBO as far as the last look showed it."""
 
     guide: Guide
     params: dict[str, Array]
@@ -45,6 +45,7 @@ class Outcome(NamedTuple):
     skipped: int
     history: np.ndarray
     history_steps: np.ndarray
+    gap: float
     state: State
 
 
@@ -108,6 +109,7 @@ def follow(guide: Guide, target: Target, settings: Settings, *, key: PRNGKeyArra
         last.record["skipped"],
         last.arrays["history"],
         last.arrays["history_steps"],
+        last.record["gap"],
         filled(state, last.arrays, "state"),
     )
 
@@ -117,6 +119,7 @@ def told(outcome: Outcome) -> Message:
     arrays = leaves_of(Trained(outcome.guide, outcome.params), "trained") | leaves_of(outcome.state, "state")
     arrays |= {"history": outcome.history, "history_steps": outcome.history_steps}
     record = {"status": outcome.status.name, "steps": outcome.steps, "skipped": outcome.skipped}
+    record["gap"] = outcome.gap
     return Message(ENDED, arrays, record)
 
 

@@ -181,6 +181,7 @@ class Trainer:
             skipped,
             np.array([look.elbo for look in course.looks]),
             np.array(course.look_steps, int),
+            course.looks[-1].gap if course.looks else np.inf,
             self._left_behind(trained),
         )
 

@@ -1,0 +1,119 @@
+"""What "auto" chooses: the first training is a pilot; a guide that it shows too small grows and goes on."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.random as jr
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from dmvi._run import Status
+from dmvi._start import Start
+from dmvi.guides import GuideRecipe, LowRankAffine, Mixture
+from dmvi.targets import Target
+from dmvi.training import Outcome
+
+GAP = 0.1  # nats between log evidence and ELBO, after training, from which the guide is too small
+FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
+LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
+MORE_PARTICLES = 4  # factor: what a small guide left is seen through less noise
+
+
+class Pilot(NamedTuple):
+    """What is kept of the first training once the guide has grown.
+
+    Attributes:
+        history: its looks' ELBOs.
+        history_steps: the steps after which they were taken.
+        skipped: updates left out.
+        gap: nats it left.
+        status: why it ended.
+    """
+
+    history: np.ndarray
+    history_steps: np.ndarray
+    skipped: int
+    gap: float
+    status: Status
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "Pilot":
+        """What there is to keep of it."""
+        return cls(outcome.history, outcome.history_steps, outcome.skipped, outcome.gap, outcome.status)
+
+    @property
+    def steps(self) -> int:
+        """How many it took."""
+        return int(self.history_steps[-1])
+
+    def memory(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """As arrays and plain values."""
+        arrays = {"pilot_history": self.history, "pilot_steps": self.history_steps}
+        return arrays, {"skipped": int(self.skipped), "gap": float(self.gap), "status": self.status.name}
+
+    @classmethod
+    def recalled(cls, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> "Pilot":
+        """The inverse of `memory`."""
+        history, steps = arrays["pilot_history"], arrays["pilot_steps"]
+        return cls(history, steps, record["skipped"], record["gap"], Status[record["status"]])
+
+    def then(self, outcome: Outcome) -> Outcome:
+        """Both trainings as one."""
+        unchanged = outcome.status is Status.WARM_START
+        return outcome._replace(
+            status=self.status if unchanged else outcome.status,
+            steps=self.steps + outcome.steps,
+            skipped=self.skipped + outcome.skipped,
+            history=np.concatenate([self.history, outcome.history]),
+            history_steps=np.concatenate([self.history_steps, self.steps + outcome.history_steps]),
+        )
+
+
+class Grown(NamedTuple):
+    """A larger guide to go on with, its recipe, and the pilot that asked for it."""
+
+    recipe: GuideRecipe
+    start: Start
+    pilot: Pilot
+
+
+def grown(
+    recipe: GuideRecipe, start: Start, outcome: Outcome, *, seconds: float, key: PRNGKeyArray
+) -> Grown | None:
+    """A larger guide where the first training left a gap; None where that is small or the guide cannot grow.
+
+    Args:
+        recipe: of the first guide.
+        start: what its training began with.
+        outcome: how its training ended.
+        seconds: how long it took.
+        key: random key.
+    """
+    ended = outcome.status in (Status.CONVERGED, Status.STEP_LIMIT) and outcome.steps >= FEWEST_STEPS
+    if not ended or not outcome.gap > GAP or seconds > LONGEST_PILOT or not _has_weights(start.target):
+        return None
+    larger = recipe.grown(outcome.guide, key=jr.fold_in(key, 1))
+    if larger is None:
+        return None
+    return Grown(larger[0], start._replace(guide=larger[1]), Pilot.of(outcome))
+
+
+def _has_weights(target: Target) -> bool:
+    """Whether weights in training are those of the posterior: not on batches, nor with params to learn."""
+    return not (target.subsampled or target.params)
+
+
+def chosen(start: Start, pilot: Pilot | None) -> str:
+    """One line on what "auto" has chosen and why."""
+    guide, dim = start.guide, start.guide.dim
+    if isinstance(guide, Mixture):
+        modes = guide.log_weights.value.shape[0]
+        return f"a projected diffusion on each of {modes} Gaussians, for the searches ended in separate modes"
+    low_rank = isinstance(getattr(guide, "affine", None), LowRankAffine)
+    base = "a diagonal and a few directions" if low_rank else "a full covariance"
+    text = f"a projected diffusion on {base}, for {dim:,} dimensions"
+    if start.target.subsampled:
+        text += " and rows in batches"
+    if pilot is None:
+        return text
+    return f"{text}, with triangular steps and more particles, for it alone left {pilot.gap:.2g} nats"

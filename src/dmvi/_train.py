@@ -1,0 +1,130 @@
+"""Warm start and training of one fit, or the rest of them after an interruption."""
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+from jaxtyping import PRNGKeyArray
+
+from dmvi._checkpoint import Checkpoint
+from dmvi._grow import MORE_PARTICLES, Grown, Pilot, grown
+from dmvi._start import Start, begin, hear, tell
+from dmvi._team import Team
+from dmvi.guides import GuideRecipe
+from dmvi.targets import Target
+from dmvi.training import Budget, Outcome, Progress, Settings, Snapshot, Trainer, follow
+
+
+class Plan(NamedTuple):
+    """How a fit is made.
+
+    Attributes:
+        recipe: of the guide.
+        target: what to approximate.
+        settings: of the training.
+        keys: of the warm start, of the guide, of training and of the posterior.
+        steps: most steps of a training.
+        time_limit: seconds for all, or None.
+        control_variates: whether batches are corrected at the warm start's mode.
+        grows: whether a guide that turns out too small may grow.
+    """
+
+    recipe: GuideRecipe
+    target: Target
+    settings: Settings
+    keys: list[PRNGKeyArray]
+    steps: int
+    time_limit: float | None
+    control_variates: bool
+    grows: bool
+
+
+class Fitted(NamedTuple):
+    """How a fit has ended.
+
+    Attributes:
+        outcome: of the training, of both where the guide has grown.
+        start: what the last training began with.
+        recipe: of the guide.
+        settings: of the last training.
+        pilot: the first training, where the guide has grown.
+    """
+
+    outcome: Outcome
+    start: Start
+    recipe: GuideRecipe
+    settings: Settings
+    pilot: Pilot | None = None
+
+
+def train(plan: Plan, line: Progress, saved: Checkpoint | None) -> Fitted:
+    """Warm start and training, or the rest of a checkpoint's; processes that do not lead follow."""
+    began, team, settings = time.perf_counter(), Team.of(plan.settings.mesh), plan.settings
+    if not team.leads:
+        start = hear(plan.recipe, plan.target, team)
+        outcome = follow(start.guide, start.target, settings, key=plan.keys[2], team=team)
+        return Fitted(outcome, start, plan.recipe, settings)
+    found = None if saved is None else saved.found(plan.recipe)
+    if found is not None:
+        began -= found.seconds
+        if found.pilot is not None:
+            larger = Grown(found.recipe, found.start, found.pilot)
+            return _go_on(plan, larger, began, line, saved, found.snapshot)
+        start, snapshot = found.start, found.snapshot
+    else:
+        start, snapshot = begin(plan.recipe, plan.target, plan.keys, line, plan.control_variates), None
+    tell(start, team)
+    if saved is not None:
+        saved.begin(start)
+    outcome = _trainer(plan, start, settings, began, line, saved, snapshot).run()
+    seconds = time.perf_counter() - began
+    larger = None
+    if plan.grows and team.alone:
+        larger = grown(plan.recipe, start, outcome, seconds=seconds, key=plan.keys[1])
+    if larger is None:
+        return Fitted(outcome, start, plan.recipe, settings)
+    return _go_on(plan, larger, began, line, saved, None)
+
+
+def _go_on(
+    plan: Plan,
+    larger: Grown,
+    began: float,
+    line: Progress,
+    saved: Checkpoint | None,
+    snapshot: Snapshot | None,
+) -> Fitted:
+    """The second training, of a guide that has grown."""
+    line.note(f"{larger.pilot.gap:.2g} nats were left; the guide grows")
+    settings = dataclasses.replace(plan.settings, particles=MORE_PARTICLES * plan.settings.particles)
+    if saved is not None:
+        saved.begin(larger.start, larger.pilot)
+    outcome = _trainer(plan, larger.start, settings, began, line, saved, snapshot).run()
+    return Fitted(larger.pilot.then(outcome), larger.start, larger.recipe, settings, larger.pilot)
+
+
+def _trainer(
+    plan: Plan,
+    start: Start,
+    settings: Settings,
+    began: float,
+    line: Progress,
+    saved: Checkpoint | None,
+    snapshot: Snapshot | None,
+) -> Trainer:
+    return Trainer(
+        start.guide,
+        start.target,
+        settings,
+        Budget(plan.steps, None if plan.time_limit is None else began + plan.time_limit),
+        key=plan.keys[2],
+        progress=line,
+        snapshot=snapshot,
+        watch=_ignore if saved is None else saved.watch,
+        team=Team.of(settings.mesh),
+        settled=start.look if settings.objective.caution is None else None,
+    )
+
+
+def _ignore(trainer: Trainer) -> None:
+    """What a training does of which nobody keeps a record."""

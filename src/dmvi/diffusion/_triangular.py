@@ -1,0 +1,176 @@
+r"""The triangular flow: every coordinate has a small network of its own, of the coordinates before it.
+
+Models in which many coordinates each set the scale of one other, as local scales do in sparse regression,
+need more directions than a projection has. Here the residual r_i(u, t) depends on u_1, ..., u_i alone, and a
+step bends each coordinate monotonically,
+
+    x_i = W_i u_{<i} + b_i,   h_i = g(x_i),   (s, m, d, e)_i = B tanh((O_i h_i + c_i) / B)   (m: not bounded)
+    u'_i = exp(s_i) sinh(exp(d_i) arsinh(u_i) + e_i) + m_i,
+
+so that its Jacobian is triangular with a positive diagonal: a step can never fold,
+
+    log |det du'/du| = sum_i s_i + d_i + log cosh w_i - log(1 + u_i^2) / 2,   w = exp(d) arsinh(u) + e.
+
+The score of own draws takes the inverse of one triangle. Steps take the coordinates in natural order and in
+reverse by turns. Weights are those of one step, so r is constant in t within a step. Cost O(dim^2 width).
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from dmvi._errors import InputError
+from dmvi._random import children
+from dmvi.diffusion._flow import Flow, FlowSequence, Moved, SteppedFlow
+from dmvi.diffusion._hidden import gelu, gelu_jet
+from dmvi.diffusion._networks import initial_weights, zeros
+from dmvi.diffusion._projected import Projected
+from dmvi.diffusion._triangle import lower_inverse
+
+LIMITS = np.array([3.0, 1.0, 0.7, 1.5])  # largest |s|, |d| and |e| of one step: four reach scales of e^12
+FREE = np.array([False, True, False, False])  # m is not bounded
+BIAS = 0.5  # sd of the hidden units' initial biases
+
+
+class Knot(NamedTuple):
+    """One step: masked weights, and whether it takes the coordinates in reverse."""
+
+    first: Float[Array, "width dim dim"]
+    bias: Float[Array, "width dim"]
+    out: Float[Array, "4 width dim"]
+    out_bias: Float[Array, "4 dim"]
+    backward: Bool[Array, ""]
+
+    def inner(self, u: Float[Array, " dim"]) -> Float[Array, "width dim"]:
+        """x = W u + b, one product for all coordinates."""
+        width, dim = self.bias.shape
+        return (u @ self.first.reshape(width * dim, dim).T).reshape(width, dim) + self.bias
+
+    def bends(self, h: Float[Array, "width dim"]) -> tuple["Bends", Float[Array, "4 dim"]]:
+        """(s, m, d, e) from the hidden units, and the slopes of their bounds."""
+        raw = jnp.sum(self.out * h[None], axis=1) + self.out_bias
+        limits, free = jnp.asarray(LIMITS, raw.dtype)[:, None], FREE[:, None]
+        squashed = jnp.tanh(raw / limits)
+        return Bends(*jnp.where(free, raw, limits * squashed)), jnp.where(free, 1.0, 1 - squashed**2)
+
+
+class Bends(NamedTuple):
+    """What each coordinate is bent by: u' = exp(s) sinh(exp(d) arsinh(u) + e) + m."""
+
+    s: Float[Array, " dim"]
+    m: Float[Array, " dim"]
+    d: Float[Array, " dim"]
+    e: Float[Array, " dim"]
+
+    def angle(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """w = exp(d) arsinh(u) + e."""
+        return jnp.exp(self.d) * jnp.arcsinh(u) + self.e
+
+    def image(self, w: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """u' from w."""
+        return jnp.exp(self.s) * jnp.sinh(w) + self.m
+
+    def log_slopes(self, u: Float[Array, " dim"], w: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """log du'_i/du_i."""
+        return self.s + self.d + jnp.logaddexp(w, -w) - np.log(2.0) - 0.5 * jnp.log1p(u**2)
+
+    def inverse(self, image: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """u with that image."""
+        return jnp.sinh((jnp.arcsinh((image - self.m) * jnp.exp(-self.s)) - self.e) * jnp.exp(-self.d))
+
+
+class TriangularFlow(SteppedFlow):
+    """Monotone bends of each coordinate by functions of those before it; see the module's equations."""
+
+    first: Float[Array, "steps width dim dim"]
+    bias: Float[Array, "steps width dim"]
+    out: Float[Array, "steps 4 width dim"]
+    out_bias: Float[Array, "steps 4 dim"]
+    steps: int = eqx.field(static=True)
+
+    def __init__(self, dim: int, width: int, steps: int, *, key: PRNGKeyArray):
+        self.first = initial_weights(jr.fold_in(key, 0), (steps, width, dim, dim), dim**-0.5)
+        self.bias = initial_weights(jr.fold_in(key, 1), (steps, width, dim), BIAS)
+        self.out, self.out_bias = zeros(steps, 4, width, dim), zeros(steps, 4, dim)
+        self.steps = steps
+
+    def knots(self):
+        backward = jnp.asarray(np.arange(self.steps) % 2 == 1)
+        return Knot(jnp.tril(self.first, -1), self.bias, self.out, self.out_bias, backward)
+
+    def step(self, knot, u, key=None):
+        return self.step_density(knot, u)[0]
+
+    def step_density(self, knot, u):
+        u = _turned(knot, u)
+        bends, _ = knot.bends(gelu(knot.inner(u)))
+        w = bends.angle(u)
+        return _turned(knot, bends.image(w)), jnp.sum(bends.log_slopes(u, w))
+
+    def step_score(self, knot, u, score, key=None):
+        u, score = _turned(knot, u), _turned(knot, score)
+        h, slope, _ = gelu_jet(knot.inner(u))
+        bends, bounds = knot.bends(h)
+        w = bends.angle(u)
+        log_slopes = bends.log_slopes(u, w)
+        scale, stretch, ones = jnp.exp(bends.s), jnp.exp(bends.d) * jnp.arcsinh(u), jnp.ones_like(u)
+        cosh, tanh = scale * jnp.cosh(w), jnp.tanh(w)
+        # Derivatives of u' and of its log-slope by (s, m, d, e), then by the hidden units' x.
+        of_image = jnp.stack([scale * jnp.sinh(w), ones, cosh * stretch, cosh]) * bounds
+        of_slope = jnp.stack([ones, jnp.zeros_like(u), tanh * stretch + 1, tanh]) * bounds
+        image_inner = jnp.sum(of_image[:, None] * knot.out, axis=0) * slope
+        slope_inner = jnp.sum(of_slope[:, None] * knot.out, axis=0) * slope
+        jacobian = jnp.einsum("hi,hij->ij", image_inner, knot.first) + jnp.diag(jnp.exp(log_slopes))
+        root = jnp.sqrt(1 + u**2)
+        gradient = tanh * jnp.exp(bends.d) / root - u / root**2
+        gradient = gradient + slope_inner.ravel() @ knot.first.reshape(-1, u.shape[0])
+        score = (score - gradient) @ lower_inverse(jacobian)
+        return Moved(_turned(knot, bends.image(w)), jnp.sum(log_slopes), _turned(knot, score))
+
+    def step_inverse(self, knot, u):
+        image = _turned(knot, u)
+
+        def place(_, u):
+            return knot.bends(gelu(knot.inner(u)))[0].inverse(image)
+
+        # After i rounds the first i coordinates are right, whatever the others are.
+        return _turned(knot, jax.lax.fori_loop(0, u.shape[0], place, image))
+
+
+def _turned(knot: Knot, x: Float[Array, " dim"]) -> Float[Array, " dim"]:
+    """x in the step's order."""
+    return jnp.where(knot.backward, jnp.flip(x), x)
+
+
+class Triangular(eqx.Module):
+    """Recipe of the triangular flow, for targets that a few directions do not explain.
+
+    Args:
+        width: hidden units of each coordinate.
+        then: the network of the later half of the solver's steps; None leaves all of them to this one.
+    """
+
+    width: int = eqx.field(static=True, default=8)
+    then: Projected | None = None
+
+    def __check_init__(self):
+        if not isinstance(self.width, int) or self.width < 1:
+            raise InputError(f"Triangular needs width to be an integer of at least 1, got {self.width!r}.")
+        if not isinstance(self.then, Projected | None):
+            raise InputError(f"Triangular(then=...) takes dmvi.Projected(...) or None, got {self.then!r}.")
+
+    def build(self, dim: int, steps: int, *, key: PRNGKeyArray) -> Flow:
+        """The flow for `dim` coordinates."""
+        if self.then is None:
+            return TriangularFlow(dim, self.width, steps, key=key)
+        if steps < 2:
+            raise InputError(f"Triangular(then=...) needs at least two solver steps, got {steps}.")
+        later = steps // 2
+        first, second = children(key, 2)
+        early = TriangularFlow(dim, self.width, steps - later, key=first)
+        return FlowSequence(early, self.then.build(dim, later, key=second))
