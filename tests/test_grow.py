@@ -40,12 +40,14 @@ def test_a_grown_guide_draws_as_before():
     guide = perturbed(recipe.build(affine, key=jr.key(0)), size=0.1)
     larger = recipe.grown(guide, key=jr.key(1))
     assert larger is not None
-    assert larger[0] == dmvi.DiffusionGuide(steps=8, network=dmvi.Triangular(then=recipe.network))
+    expected = dmvi.DiffusionGuide(steps=8, network=dmvi.Stacked(dmvi.Triangular(), recipe.network, 4))
+    assert larger[0] == expected
     before, after = (jax.jit(lambda g: g.draw(jr.key(2)))(g) for g in (guide, larger[1]))
     np.testing.assert_allclose(after.xi, before.xi, rtol=1e-6)
     np.testing.assert_allclose(after.log_q, before.log_q, rtol=1e-6)
-    expected = jax.tree.structure(eqx.filter(larger[0].build(affine, key=jr.key(3)), eqx.is_array))
-    assert jax.tree.structure(eqx.filter(larger[1], eqx.is_array)) == expected
+    again = larger[0].build(affine, key=jr.key(3))
+    shapes = [jax.tree.structure(eqx.filter(g, eqx.is_array)) for g in (larger[1], again)]
+    assert shapes[0] == shapes[1]
 
 
 def test_guides_that_cannot_grow(monkeypatch):
@@ -62,8 +64,9 @@ def test_guides_that_cannot_grow(monkeypatch):
 def test_few_steps_say_nothing_of_the_guide():
     posterior = fitted()
     assert posterior.diagnostics.steps == STEPS
-    assert posterior.run.settings["chosen"] == "a projected diffusion on a full covariance, for 3 dimensions"
-    assert "chosen" in repr(posterior)
+    words = "a projected and triangular diffusion on a full covariance, for 3 dimensions"
+    assert posterior.run.settings["chosen"] == words
+    assert words in repr(posterior)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -75,13 +78,13 @@ def test_a_named_guide_stays_as_it_is():
 
 @pytest.mark.usefixtures("_impatient")
 def test_a_small_guide_grows_and_is_better(tmp_path):
-    small, grown = fitted(guide="diffusion"), fitted()
-    assert grown.diagnostics.steps == 2 * STEPS
+    small, grown = fitted(guide=dmvi._grow.first_choice(DIM)), fitted()
+    assert STEPS < grown.diagnostics.steps <= 2 * STEPS
     assert grown.run.settings["particles"] == 8 * dmvi._grow.MORE_PARTICLES
     np.testing.assert_array_equal(grown.run.history[: len(small.run.history)], small.run.history)
     assert np.all(np.diff(grown.run.history_steps) > 0)
     assert grown.diagnostics.elbo > small.diagnostics.elbo
-    assert "with triangular steps and more particles, for it alone left" in repr(grown)
+    assert "; grown by triangular steps and particles, as " in repr(grown)
     grown.save(tmp_path / "fit.dmvi")
     loaded = dmvi.load(tmp_path / "fit.dmvi", banana, init=jnp.zeros(DIM))
     np.testing.assert_array_equal(loaded.sample(20)["x"], grown.sample(20)["x"])
@@ -117,7 +120,7 @@ def test_an_interruption_keeps_what_the_first_training_reached(monkeypatch):
     def interrupted(self):
         raise KeyboardInterrupt
 
-    small = fitted(guide="diffusion")
+    small = fitted(guide=dmvi._grow.first_choice(DIM))
     go_on = dmvi._train._go_on
 
     def second(*arguments):

@@ -16,7 +16,11 @@ DIM = 5
 RECIPES = {
     "diffusion": dmvi.DiffusionGuide(network=dmvi.Projected(rank=2, width=8)),
     "triangular": dmvi.DiffusionGuide(network=dmvi.Triangular(width=3)),
-    "grown": dmvi.DiffusionGuide(network=dmvi.Triangular(then=dmvi.Projected(rank=2, width=8))),
+    "grown": dmvi.DiffusionGuide(
+        network=dmvi.Stacked(
+            dmvi.Triangular(), dmvi.Stacked(dmvi.Projected(rank=2, width=8), dmvi.Triangular()), 2
+        )
+    ),
     "mlp": dmvi.DiffusionGuide(steps=2, order=2, network=dmvi.MLP(width=8)),
     "chain": dmvi.ChainGuide(steps=2, width=8),
     "flow": dmvi.FlowGuide(width=8),

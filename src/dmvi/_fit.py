@@ -18,7 +18,7 @@ from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
 from dmvi._errors import InputError
-from dmvi._grow import chosen
+from dmvi._grow import chosen, first_choice
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
 from dmvi._run import Run, Status
@@ -128,6 +128,7 @@ def fit(
     devices = as_mesh(mesh, int(particles), batch_size)
     team = Team.of(devices)
     target = _target(model, data, args, init, batch_size, team)
+    recipe = first_choice(target.dim) if guide == "auto" else recipe
     record = settings_record(model, recipe, steps, particles, optimizer, objective, time_limit)
     record |= {} if batch_size is None else {"batch_size": batch_size, "control_variates": control_variates}
     recipe = recipe.seeing(visible_density(target))

@@ -9,14 +9,23 @@ from jaxtyping import PRNGKeyArray
 
 from dmvi._run import Status
 from dmvi._start import Start
-from dmvi.guides import GuideRecipe, LowRankAffine, Mixture
+from dmvi.diffusion import Projected, Stacked, Triangular
+from dmvi.guides import DiffusionGuide, GuideRecipe, LowRankAffine, Mixture
 from dmvi.targets import Target
 from dmvi.training import Outcome
 
 GAP = 0.1  # nats between log evidence and ELBO, after training, from which the guide is too small
 FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
 LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
+FEW_DIMENSIONS = 20  # up to which a triangular step costs next to nothing
 MORE_PARTICLES = 4  # factor: what a small guide left is seen through less noise
+
+
+def first_choice(dim: int) -> DiffusionGuide:
+    """The guide to begin with in so many dimensions."""
+    if dim <= FEW_DIMENSIONS:
+        return DiffusionGuide(network=Stacked(Projected(), Triangular(), late_steps=1))
+    return DiffusionGuide()
 
 
 class Pilot(NamedTuple):
@@ -106,14 +115,15 @@ def _has_weights(target: Target) -> bool:
 def chosen(start: Start, pilot: Pilot | None) -> str:
     """One line on what "auto" has chosen and why."""
     guide, dim = start.guide, start.guide.dim
+    network = "projected and triangular" if dim <= FEW_DIMENSIONS else "projected"
     if isinstance(guide, Mixture):
         modes = guide.log_weights.value.shape[0]
-        return f"a projected diffusion on each of {modes} Gaussians, for the searches ended in separate modes"
+        return f"a {network} diffusion on each of {modes} Gaussians, as searches ended in separate modes"
     low_rank = isinstance(getattr(guide, "affine", None), LowRankAffine)
     base = "a diagonal and a few directions" if low_rank else "a full covariance"
-    text = f"a projected diffusion on {base}, for {dim:,} dimensions"
+    text = f"a {network} diffusion on {base}, for {dim:,} dimensions"
     if start.target.subsampled:
         text += " and rows in batches"
     if pilot is None:
         return text
-    return f"{text}, with triangular steps and more particles, for it alone left {pilot.gap:.2g} nats"
+    return f"{text}; grown by triangular steps and particles, as {pilot.gap:.2g} nats were left"

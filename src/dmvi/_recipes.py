@@ -24,7 +24,7 @@ from dmvi.guides import (
 )
 from dmvi.targets import Target
 
-_PARTS = ("Projected", "Triangular", "MLP", "LinearSchedule", "CosineSchedule")
+_PARTS = ("Projected", "Triangular", "Stacked", "MLP", "LinearSchedule", "CosineSchedule")
 # Classes of our own that a description may name; nothing else is ever made from a file.
 _KNOWN: dict[str, type] = {
     name: value

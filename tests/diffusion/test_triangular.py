@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dmvi import InputError
-from dmvi.diffusion import Projected, Triangular
+from dmvi.diffusion import Projected, Stacked, Triangular
 from tests.guides.registry import perturbed
 
 
@@ -47,7 +47,8 @@ def test_no_weights_make_it_fold():
 @pytest.mark.parametrize("dim", [1, 2, 20])
 def test_any_dimension(dim):
     flow = perturbed(
-        Triangular(width=3, then=Projected(width=6, scale_width=6)).build(dim, 3, key=jr.key(0)), size=0.08
+        Stacked(Triangular(width=3), Projected(width=6, scale_width=6)).build(dim, 3, key=jr.key(0)),
+        size=0.08,
     )
 
     @jax.jit
@@ -68,8 +69,9 @@ def test_any_dimension(dim):
     ("make", "message"),
     [
         (lambda: Triangular(width=0), "width to be an integer of at least 1, got 0"),
-        (lambda: Triangular(then="projected"), "takes dmvi.Projected"),  # pyright: ignore[reportArgumentType]
-        (lambda: Triangular(then=Projected()).build(3, 1, key=jr.key(0)), "at least two solver steps"),
+        (lambda: Stacked(Projected(), "mlp"), "got Projected and str"),  # pyright: ignore[reportArgumentType]
+        (lambda: Stacked(Projected(), Triangular(), 0), "late_steps to be at least 1, got 0"),
+        (lambda: Stacked(Projected(), Triangular(), 2).build(3, 2, key=jr.key(0)), "of 2 solver steps 2"),
     ],
 )
 def test_what_cannot_be_built_is_refused(make, message):

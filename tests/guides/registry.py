@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import multivariate_normal, norm
 
-from dmvi.diffusion import MLP, Projected, Triangular
+from dmvi.diffusion import MLP, Projected, Stacked, Triangular
 from dmvi.guides import (
     ChainGuide,
     Diffusion,
@@ -78,7 +78,10 @@ def recipes(dim: int = DIM) -> dict[str, GuideRecipe]:
             steps=3, network=Projected(rank=3, scale_rank=2, width=8, depth=1)
         ),
         "triangular": DiffusionGuide(
-            steps=4, network=Triangular(width=3, then=Projected(rank=2, scale_rank=1, width=8, scale_width=6))
+            steps=4,
+            network=Stacked(
+                Triangular(width=3), Projected(rank=2, scale_rank=1, width=8, scale_width=6), late_steps=2
+            ),
         ),
         "mlp, order 1": DiffusionGuide(steps=4, order=1, network=small),
         "mlp, order 2": DiffusionGuide(steps=3, order=2, network=small),

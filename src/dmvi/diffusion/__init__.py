@@ -7,7 +7,9 @@ from dmvi.diffusion._dpm_solver import NoiseModel as NoiseModel
 from dmvi.diffusion._dpm_solver import SolverFlow as SolverFlow
 from dmvi.diffusion._flow import TAU_MAX as TAU_MAX
 from dmvi.diffusion._flow import Flow as Flow
+from dmvi.diffusion._flow import FlowRecipe as FlowRecipe
 from dmvi.diffusion._flow import FlowSequence as FlowSequence
+from dmvi.diffusion._flow import Stacked as Stacked
 from dmvi.diffusion._networks import MLP as MLP
 from dmvi.diffusion._networks import ScoreNetwork as ScoreNetwork
 from dmvi.diffusion._networks import as_score_network as as_score_network

@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dmvi._errors import InputError
+from dmvi._random import children
+
 TAU_MAX = 2.0
 
 
@@ -187,3 +190,42 @@ class FlowSequence(Flow):
 
     def invert(self, u):
         return self.first.invert(self.second.invert(u))
+
+
+class FlowRecipe(eqx.Module):
+    """The choices that make a flow of known Jacobians, before dimension and steps are known."""
+
+    @abc.abstractmethod
+    def build(self, dim: int, steps: int, *, key: PRNGKeyArray) -> Flow:
+        """The flow for `dim` coordinates in so many steps, the identity at the start."""
+
+
+class Stacked(FlowRecipe):
+    """Recipe of two networks, one for the earlier of the solver's steps and one for the later.
+
+    Args:
+        early: `dmvi.Projected(...)`, `dmvi.Triangular(...)` or another `dmvi.Stacked(...)`.
+        late: likewise.
+        late_steps: steps of the second; the first has the others.
+    """
+
+    early: FlowRecipe
+    late: FlowRecipe
+    late_steps: int = eqx.field(static=True, default=1)
+
+    def __check_init__(self):
+        if not (isinstance(self.early, FlowRecipe) and isinstance(self.late, FlowRecipe)):
+            kinds = f"{type(self.early).__name__} and {type(self.late).__name__}"
+            raise InputError(f"Stacked takes dmvi.Projected(...) and dmvi.Triangular(...), got {kinds}.")
+        if not isinstance(self.late_steps, int) or self.late_steps < 1:
+            raise InputError(f"Stacked needs late_steps to be at least 1, got {self.late_steps!r}.")
+
+    def build(self, dim: int, steps: int, *, key: PRNGKeyArray) -> FlowSequence:
+        """The flow for `dim` coordinates."""
+        if steps <= self.late_steps:
+            raise InputError(f"of {steps} solver steps {self.late_steps} cannot be the later ones.")
+        first, second = children(key, 2)
+        return FlowSequence(
+            self.early.build(dim, steps - self.late_steps, key=first),
+            self.late.build(dim, self.late_steps, key=second),
+        )

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._random import children
-from dmvi.diffusion._flow import Moved, SteppedFlow, injective_log_det
+from dmvi.diffusion._flow import FlowRecipe, Moved, SteppedFlow, injective_log_det
 from dmvi.diffusion._hidden import Hidden
 from dmvi.diffusion._networks import initial_weights, zeros
 from dmvi.diffusion._newton import newton_root
@@ -203,7 +203,7 @@ def _compressed_solve(w: Array, s: Array, inverse: Array, right: Array) -> Array
     return x - jnp.exp(-s) * ((inverse @ (x @ w.T)) @ w)
 
 
-class Projected(eqx.Module):
+class Projected(FlowRecipe):
     """Recipe of the projected flow, the default network.
 
     Args:

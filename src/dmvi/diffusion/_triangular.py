@@ -25,11 +25,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
-from dmvi._random import children
-from dmvi.diffusion._flow import Flow, FlowSequence, Moved, SteppedFlow
+from dmvi.diffusion._flow import FlowRecipe, Moved, SteppedFlow
 from dmvi.diffusion._hidden import gelu, gelu_jet
 from dmvi.diffusion._networks import initial_weights, zeros
-from dmvi.diffusion._projected import Projected
 from dmvi.diffusion._triangle import lower_inverse
 
 LIMITS = np.array([3.0, 1.0, 0.7, 1.5])  # largest |s|, |d| and |e| of one step: four reach scales of e^12
@@ -147,30 +145,19 @@ def _turned(knot: Knot, x: Float[Array, " dim"]) -> Float[Array, " dim"]:
     return jnp.where(knot.backward, jnp.flip(x), x)
 
 
-class Triangular(eqx.Module):
+class Triangular(FlowRecipe):
     """Recipe of the triangular flow, for targets that a few directions do not explain.
 
     Args:
         width: hidden units of each coordinate.
-        then: the network of the later half of the solver's steps; None leaves all of them to this one.
     """
 
     width: int = eqx.field(static=True, default=8)
-    then: Projected | None = None
 
     def __check_init__(self):
         if not isinstance(self.width, int) or self.width < 1:
             raise InputError(f"Triangular needs width to be an integer of at least 1, got {self.width!r}.")
-        if not isinstance(self.then, Projected | None):
-            raise InputError(f"Triangular(then=...) takes dmvi.Projected(...) or None, got {self.then!r}.")
 
-    def build(self, dim: int, steps: int, *, key: PRNGKeyArray) -> Flow:
+    def build(self, dim: int, steps: int, *, key: PRNGKeyArray) -> TriangularFlow:
         """The flow for `dim` coordinates."""
-        if self.then is None:
-            return TriangularFlow(dim, self.width, steps, key=key)
-        if steps < 2:
-            raise InputError(f"Triangular(then=...) needs at least two solver steps, got {steps}.")
-        later = steps // 2
-        first, second = children(key, 2)
-        early = TriangularFlow(dim, self.width, steps - later, key=first)
-        return FlowSequence(early, self.then.build(dim, later, key=second))
+        return TriangularFlow(dim, self.width, steps, key=key)

@@ -9,11 +9,22 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
-from dmvi.diffusion import ORDERS, Flow, FlowSequence, NetworkFlow, Projected, Triangular, as_score_network
+from dmvi.diffusion import (
+    ORDERS,
+    Flow,
+    FlowRecipe,
+    FlowSequence,
+    NetworkFlow,
+    Projected,
+    Stacked,
+    Triangular,
+    as_score_network,
+)
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
 from dmvi.guides._low_rank import AnyAffine
 from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_normal
 
+GROWN_STEPS = 4
 LARGEST_GROWN = 128  # dimensions up to which a guide grows by steps that cost O(dim^2)
 
 
@@ -75,9 +86,9 @@ class DiffusionGuide(GuideRecipe):
         steps: solver steps K.
         order: order of the solver, 1 to 3; the projected network takes order 1.
         network: `dmvi.Projected(...)` (default: exact determinant at low rank, any dimension),
-            `dmvi.Triangular(...)` (a network for every coordinate, O(dim^2) a step), `dmvi.MLP(...)`, an
-            Equinox module net(u, t), or a pair (params, apply); all but the first two go through the full
-            Jacobian, O(dim^3) a step.
+            `dmvi.Triangular(...)` (a network for every coordinate, O(dim^2) a step), `dmvi.Stacked(...)` of
+            these two, `dmvi.MLP(...)`, an Equinox module net(u, t), or a pair (params, apply); the last
+            three go through the full Jacobian, O(dim^3) a step.
     """
 
     steps: int = eqx.field(static=True, default=4)
@@ -89,7 +100,7 @@ class DiffusionGuide(GuideRecipe):
             raise InputError(f"DiffusionGuide needs at least one solver step, got steps={self.steps!r}.")
         if self.order not in ORDERS:
             raise InputError(f"DiffusionGuide takes order 1, 2 or 3, got order={self.order}.")
-        if self.order > 1 and isinstance(self.network, Projected | Triangular):
+        if self.order > 1 and isinstance(self.network, FlowRecipe):
             raise InputError(
                 f"the network {type(self.network).__name__} solves its steps exactly and takes order 1, "
                 f"got order={self.order}; use network=dmvi.MLP() for orders 2 and 3."
@@ -105,7 +116,7 @@ class DiffusionGuide(GuideRecipe):
 
     def build(self, affine, *, key):
         dim = affine.dim
-        if isinstance(self.network, Projected | Triangular):
+        if isinstance(self.network, FlowRecipe):
             flow = self.network.build(dim, self.steps, key=key)
         else:
             network = as_score_network(self.network, dim, key=key)
@@ -113,12 +124,12 @@ class DiffusionGuide(GuideRecipe):
         return Diffusion(flow=flow, affine=affine, dim=dim)
 
     def grown(self, guide, *, key):
-        """Triangular steps before the projected ones, where there are none and the dimension allows it."""
-        if not isinstance(self.network, Projected) or not isinstance(guide, Diffusion):
+        """Triangular steps before its own, where the dimension allows it."""
+        if not isinstance(self.network, FlowRecipe) or not isinstance(guide, Diffusion):
             return None
         if guide.dim > LARGEST_GROWN:
             return None
-        network = Triangular(then=self.network)
-        early = Triangular().build(guide.dim, self.steps, key=key)
-        recipe = DiffusionGuide(steps=2 * self.steps, network=network)
+        early = Triangular().build(guide.dim, GROWN_STEPS, key=key)
+        network = Stacked(Triangular(), self.network, self.steps)
+        recipe = DiffusionGuide(steps=GROWN_STEPS + self.steps, network=network)
         return recipe, eqx.tree_at(lambda g: g.flow, guide, FlowSequence(early, guide.flow))
