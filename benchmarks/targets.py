@@ -28,6 +28,7 @@ class LabTarget:
         log_density: log pi(x), unnormalised.
         gap_bar: largest gap log Z - ELBO allowed, in nats; None where it is only reported.
         log_evidence: log Z where it is known in closed form.
+        hard: whether only its gap is judged, not time and weights.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LabTarget:
     log_density: LogDensity
     gap_bar: float | None = None
     log_evidence: float | None = None
+    hard: bool = False
 
 
 def _log_half_normal(u: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -179,7 +181,7 @@ def ring() -> LabTarget:
     def log_density(x):
         return logsumexp(norm.logpdf(x[None], centres, 0.5).sum(-1)) - jnp.log(8.0)
 
-    return LabTarget("ring", "ring of 8 Gaussians", 2, log_density, log_evidence=0.0)
+    return LabTarget("ring", "ring of 8 Gaussians", 2, log_density, log_evidence=0.0, hard=True)
 
 
 def horseshoe(predictor_count: int = 30, count: int = 100, seed: int = 6) -> LabTarget:
@@ -197,7 +199,8 @@ def horseshoe(predictor_count: int = 30, count: int = 100, seed: int = 6) -> Lab
         slab = norm.logpdf(beta, 0.0, jnp.exp(log_lambda + log_tau)).sum()
         return prior + slab + norm.logpdf(y, predictors @ beta).sum()
 
-    return LabTarget("horseshoe", "horseshoe regression", 2 * predictor_count + 1, log_density)
+    dim = 2 * predictor_count + 1
+    return LabTarget("horseshoe", "horseshoe regression", dim, log_density, gap_bar=0.5, hard=True)
 
 
 TARGETS: dict[str, Callable[[], LabTarget]] = {

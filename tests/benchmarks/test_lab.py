@@ -16,6 +16,7 @@ GOOD = lab.GuideResult(
     ess=0.98,
     round_trip_error=1e-4,
     steps=2000,
+    needed=1600,
     status="converged",
     draw_seconds=0.1,
     density_seconds=0.5,
@@ -51,6 +52,7 @@ def test_unknown_evidence_is_pooled_over_the_seeds():
         ({"seconds": 15.0}, "time ratio"),
         ({"draw_seconds": 0.3}, "draws"),
         ({"density_seconds": 1.5}, "draws with density"),
+        ({"needed": 1500}, "steps"),
     ],
 )
 def test_a_missed_bar_is_named(change, word):
@@ -59,6 +61,19 @@ def test_a_missed_bar_is_named(change, word):
     (miss,) = lab.misses(row)
     assert miss.startswith(f"funnel: {word} ")
     assert miss in lab.markdown([row], MACHINE, [0, 1])
+
+
+def test_steps_needed_are_those_after_which_the_elbo_stays():
+    elbos, steps = np.array([-5.0, -1.005, -1.2, -1.009, -1.004, -1.0]), 10 * np.arange(1, 7)
+    assert lab.steps_needed(elbos, steps) == 40
+    assert lab.steps_needed(np.array([-1.0, -1.001]), steps[:2]) == 10
+
+
+def test_of_a_hard_target_only_gap_and_steps_are_judged():
+    fit = dataclasses.replace(GOOD, elbo=-0.4, khat=1.0, ess=0.0, seconds=100.0)
+    assert lab.misses(lab.summarise(targets.horseshoe(), [fit], [PEER])) == []
+    fit = dataclasses.replace(fit, elbo=-0.6)
+    assert lab.misses(lab.summarise(targets.horseshoe(), [fit], [PEER])) == ["horseshoe regression: gap 0.6"]
 
 
 def test_a_target_without_bar_misses_nothing():

@@ -60,8 +60,13 @@ def laplace(surface: Surface, start: np.ndarray, iterations: int = MAX_ITERATION
     return Mode(loc, precision, log_pi - 0.5 * np.sum(np.log(curvatures / (2 * np.pi))))
 
 
-def climb(surface: Surface, start: np.ndarray, iterations: int) -> tuple[np.ndarray, float]:
-    """The point L-BFGS finds from `start`, and log pi there: minus infinity where that is not finite."""
+def climb(
+    surface: Surface, start: np.ndarray, iterations: int, way: list[np.ndarray] | None = None
+) -> tuple[np.ndarray, float]:
+    """The point L-BFGS finds from `start`, and log pi there: minus infinity where that is not finite.
+
+    The points it passes are added to `way`.
+    """
 
     def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = surface.value_and_gradient(x)
@@ -70,7 +75,10 @@ def climb(surface: Surface, start: np.ndarray, iterations: int) -> tuple[np.ndar
         return -value, -np.nan_to_num(gradient)
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations}
-    found = scipy.optimize.minimize(negative, start, jac=True, method="L-BFGS-B", options=options)
+    passed = None if way is None else lambda x: way.append(np.array(x))
+    found = scipy.optimize.minimize(
+        negative, start, jac=True, method="L-BFGS-B", options=options, callback=passed
+    )
     return found.x, -float(found.fun) if found.fun < NOWHERE else -np.inf
 
 

@@ -15,6 +15,7 @@ from dmvi.guides import Affine, AnyAffine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
 from dmvi.starts._modes import Modes, separate_modes, visited_modes
+from dmvi.starts._pathfinder import pathfinder
 from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
@@ -65,7 +66,7 @@ class Candidate(NamedTuple):
 def warm_start(
     target: Target, *, full: bool, key: PRNGKeyArray, progress: Progress, mixes: bool = False
 ) -> WarmStart:
-    """The best Gaussian among Laplace at a few modes and Gaussian VI from broad starts.
+    """The best Gaussian among Laplace at a few modes, Pathfinder's and Gaussian VI from broad starts.
 
     All are improved by Gaussian VI with the path gradient, twice, the second time in the coordinates
     the first has whitened; the best by ELBO wins. No start is best everywhere: the mode of a hierarchy
@@ -122,9 +123,14 @@ def _candidates(
         Candidate("gaussian-vi", starts[0], np.diag(narrow) if full else narrow),
         Candidate("gaussian-vi", starts.mean(axis=0), np.diag(wide) if full else wide),
     ]
+    rng = np.random.default_rng(seed_of(key))
+    found = pathfinder(surface, starts, rng)
+    if found is not None:
+        scale = scale_from_precision(found.precision, full=full)
+        candidates.append(Candidate("pathfinder", found.loc, scale))
     # Modes are many in mixtures: half of the searches begin where the model's starts lie, half further out.
     near = starts[: SEARCHES // 2]
-    far = near[0] + SPREAD * np.random.default_rng(seed_of(key)).standard_normal(near.shape)
+    far = near[0] + SPREAD * rng.standard_normal(near.shape)
     modes = sorted((laplace(surface, start, GLANCE) for start in (*near, *far)), key=_rank)
     modes = sorted(modes + [laplace(surface, mode.loc) for mode in _distinct(modes)[:FINALISTS]], key=_rank)
     best = _distinct(modes)
