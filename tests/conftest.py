@@ -5,8 +5,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-# Many tests fit one model at one size, some in processes of their own: each worker compiles a program once.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dmvi-programs-")
+# Many tests fit one model at one size, some in processes of their own: a program is compiled once for all.
+LEADS = "PYTEST_XDIST_WORKER" not in os.environ  # workers inherit the folder
+if LEADS:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dmvi-programs-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 # Most of a test's time is the compiler's, and what runs once needs no optimising. Read when JAX and PyTensor
@@ -25,7 +27,8 @@ OWN_ARITHMETIC = {"diffusion", "guides", "objectives", "training"}
 
 
 def pytest_unconfigure():
-    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+    if LEADS:
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

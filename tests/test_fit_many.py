@@ -125,6 +125,7 @@ def test_predictions_and_files_know_their_data_set(posteriors, tmp_path):
         dmvi.load(path, mean_model, data={"y": DATA[2]})
 
 
+@pytest.mark.slow
 def test_those_for_whom_a_short_training_is_not_enough_go_on():
     """Funnels of different depth: the deeper, the longer."""
     widths = np.array([0.1, 3.0])

@@ -37,6 +37,7 @@ def forty(seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).uniform(-40, 40, size=(40, 2))
 
 
+@pytest.mark.slow
 def test_forty_gaussians_far_from_the_start():
     """Every one is found, alone or with a neighbour it has grown together with, and the mixture is right."""
     centres = forty()
@@ -115,6 +116,7 @@ def test_default_fit_of_the_forty_gaussians():
     assert abs(posterior.diagnostics.log_evidence) < 0.05
 
 
+@pytest.mark.slow
 def test_default_fit_of_a_ring():
     """Eight modes at radius 5, sd 0.5, found and weighed by a short fit."""
     angles = np.arange(8) * np.pi / 4

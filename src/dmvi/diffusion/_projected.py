@@ -14,8 +14,13 @@ D = diag(exp s)
     log |det du'/dv| = log |det A|,         A = I + V dm/da    (r x r, a = V v)
 
 Both depend on u through z and a alone, so densities and scores cost O(d (q + r) + r^3).
+
+An optimiser such as Adam moves every weight by about its learning rate. The more coordinates there are, the
+smaller each weight of a projection is and the more outputs are moved at once, so beyond MANY dimensions both
+are trained in units of sqrt(MANY / d).
 """
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -31,6 +36,12 @@ from dmvi.diffusion._networks import initial_weights, zeros
 from dmvi.diffusion._newton import newton_root
 
 LOG_SCALE_LIMIT = 4.0  # bound of |s| in one step; four steps reach scales of e^16
+MANY = 128  # dimensions above which weights are trained in smaller units
+
+
+def unit(dim: int) -> float:
+    """What weights are trained in: one up to MANY dimensions, then falling as their root."""
+    return min(1.0, math.sqrt(MANY / dim))
 
 
 class Head(eqx.Module):
@@ -45,8 +56,12 @@ class Head(eqx.Module):
         self.out = zeros(dim, width)
         self.bias = zeros(dim)
 
+    def weights(self) -> Float[Array, "dim width"]:
+        """The linear map."""
+        return unit(len(self.out)) * self.out
+
     def __call__(self, h: Float[Array, " width"]) -> Float[Array, " dim"]:
-        return h @ self.out.T + self.bias
+        return h @ self.weights().T + unit(len(self.out)) * self.bias
 
 
 class Knot(NamedTuple):
@@ -72,13 +87,13 @@ class ProjectedFlow(SteppedFlow):
         return eqx.tree_at(lambda flow: flow.shift.out, self, (1 - share) * self.shift.out)
 
     def knots(self) -> Knot:
-        taus = self.taus()
+        taus, v = self.taus(), unit(self.v.shape[-1]) * self.v
         return Knot(
             jax.vmap(self.scale.hidden.embed)(taus),
             jax.vmap(self.shift.hidden.embed)(taus),
             jax.vmap(orthonormal_rows)(self.raw_w),
-            self.v,
-            self.v @ self.shift.out,
+            v,
+            v @ self.shift.weights(),
         )
 
     def _log_scale(self, h: Float[Array, " scale_width"]) -> Float[Array, " dim"]:
@@ -115,7 +130,7 @@ class ProjectedFlow(SteppedFlow):
         gradient = self.shift.hidden.trace_gradient(jet, self.delta * inverse.T @ knot.folded)
         # (I + dm/da V)^T G' = G - V^T grad, solved at rank r.
         right = score - gradient @ knot.v
-        pulled = jet.tangents @ (self.delta * (right @ self.shift.out))
+        pulled = jet.tangents @ (self.delta * (right @ self.shift.weights()))
         score = right - (inverse @ pulled) @ knot.v
         return Moved(v + self._shift(jet.h), log_det_scale + log_det, score)
 
@@ -133,7 +148,7 @@ class ProjectedFlow(SteppedFlow):
         across = _compressed_solve(w, s, inverse, score - along @ w)
         s_gradient = 1 - jnp.sum(w * (inverse @ w), axis=0) * jnp.exp(-s)
         s_slope = self.delta * (1 - (s / LOG_SCALE_LIMIT) ** 2)
-        pulled = jet.tangents @ ((s_slope * (s_gradient + scaled * across)) @ self.scale.out)
+        pulled = jet.tangents @ ((s_slope * (s_gradient + scaled * across)) @ self.scale.weights())
         return v, jnp.sum(s) + log_det_b, across + (along - pulled) @ w
 
     def step_inverse(self, knot, u):
@@ -234,7 +249,7 @@ class Projected(FlowRecipe):
         return ProjectedFlow(
             scale=Head(scale_rank, self.scale_width, self.depth, dim, key=keys[0]),
             shift=Head(rank, self.width, self.depth, dim, key=keys[1]),
-            raw_w=initial_weights(keys[2], (steps, scale_rank, dim), dim**-0.5),
-            v=initial_weights(keys[3], (steps, rank, dim), dim**-0.5),
+            raw_w=initial_weights(keys[2], (steps, scale_rank, dim), min(dim, MANY) ** -0.5),
+            v=initial_weights(keys[3], (steps, rank, dim), min(dim, MANY) ** -0.5),
             steps=steps,
         )
