@@ -6,9 +6,10 @@ import tempfile
 from pathlib import Path
 
 # Many tests fit one model at one size, some in processes of their own: a program is compiled once for all.
-LEADS = "PYTEST_XDIST_WORKER" not in os.environ  # workers inherit the folder
-if LEADS:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dmvi-programs-")
+os.environ["DMVI_TESTED_PROGRAMS"] = os.environ.get("DMVI_TESTED_PROGRAMS") or tempfile.mkdtemp(
+    prefix="dmvi-"
+)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["DMVI_TESTED_PROGRAMS"]  # workers inherit it
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 # Most of a test's time is the compiler's, and what runs once needs no optimising. Read when JAX and PyTensor
@@ -27,7 +28,7 @@ OWN_ARITHMETIC = {"diffusion", "guides", "objectives", "training"}
 
 
 def pytest_unconfigure():
-    if LEADS:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 

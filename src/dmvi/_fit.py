@@ -50,6 +50,8 @@ GUIDES: dict[str, GuideRecipe] = {
 OBJECTIVES: dict[str, Objective] = {"paper": Paper()}
 STEPS = 3600
 PARTICLES = 32
+FEW_COORDINATES = 64  # up to which so many are enough
+PARTICLES_OF_MANY_COORDINATES = 48
 LEARNING_RATE = 1e-2
 LOOKS = 16  # chunks of a full-length training
 COOLDOWN_LOOKS = 10
@@ -68,7 +70,7 @@ def fit(
     guide: str | GuideRecipe = "auto",
     seed: int = 0,
     steps: int = STEPS,
-    particles: int = PARTICLES,
+    particles: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     objective: Objective | None = None,
     batch_size: int | None = None,
@@ -97,7 +99,7 @@ def fit(
     Other Args:
         steps: most optimiser steps of a training, which stops earlier at a plateau; a guide that grows is
             trained twice.
-        particles: draws per step, of the first training.
+        particles: draws per step of the first training; by default 32, and 48 above 64 dimensions.
         optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
             up at the start and annealed to zero at the end.
         objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
@@ -124,16 +126,19 @@ def fit(
     """
     began = time.perf_counter()
     recipe = recipe_of(guide)
-    check_choices(seed, steps, particles, time_limit, optimizer, objective)
-    devices = as_mesh(mesh, int(particles), batch_size)
+    count = PARTICLES if particles is None else particles
+    check_choices(seed, steps, count, time_limit, optimizer, objective)
+    devices = as_mesh(mesh, int(count), batch_size)
     team = Team.of(devices)
     target = _target(model, data, args, init, batch_size, team)
     recipe = first_choice(target.dim) if guide == "auto" else recipe
-    record = settings_record(model, recipe, steps, particles, optimizer, objective, time_limit)
+    if particles is None and devices is None and target.dim > FEW_COORDINATES:
+        count = PARTICLES_OF_MANY_COORDINATES
+    record = settings_record(model, recipe, steps, count, optimizer, objective, time_limit)
     record |= {} if batch_size is None else {"batch_size": batch_size, "control_variates": control_variates}
     recipe = recipe.seeing(visible_density(target))
     keys = fit_keys(int(seed))
-    settings = training_settings(recipe, int(steps), int(particles), optimizer, objective)
+    settings = training_settings(recipe, int(steps), int(count), optimizer, objective)
     settings = dataclasses.replace(settings, mesh=devices)
     _check_recipe(recipe, settings.objective, target.dim)
     if settings.objective.caution is not None:

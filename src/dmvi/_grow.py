@@ -19,6 +19,12 @@ FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
 LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
 FEW_DIMENSIONS = 20  # up to which a triangular step costs next to nothing
 MORE_PARTICLES = 4  # factor: what a small guide left is seen through less noise
+ENOUGH_PARTICLES = 128  # to which it is cut
+
+
+def more_particles(particles: int) -> int:
+    """Those of the second training."""
+    return max(particles, min(MORE_PARTICLES * particles, ENOUGH_PARTICLES))
 
 
 def first_choice(dim: int) -> DiffusionGuide:

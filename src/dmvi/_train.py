@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
-from dmvi._grow import MORE_PARTICLES, Grown, Pilot, grown
+from dmvi._grow import Grown, Pilot, grown, more_particles
 from dmvi._start import Start, begin, hear, tell
 from dmvi._team import Team
 from dmvi.guides import GuideRecipe
@@ -96,7 +96,7 @@ def _go_on(
 ) -> Fitted:
     """The second training, of a guide that has grown."""
     line.note(f"{larger.pilot.gap:.2g} nats were left; the guide grows")
-    settings = dataclasses.replace(plan.settings, particles=MORE_PARTICLES * plan.settings.particles)
+    settings = dataclasses.replace(plan.settings, particles=more_particles(plan.settings.particles))
     if saved is not None:
         saved.begin(larger.start, larger.pilot)
     outcome = _trainer(plan, larger.start, settings, began, line, saved, snapshot).run()

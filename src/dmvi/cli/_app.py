@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dmvi._errors import InputError
-from dmvi._fit import PARTICLES, STEPS
+from dmvi._fit import STEPS
 from dmvi.cli._exits import Exit, explained
 from dmvi.cli._many import ManyValues
 from dmvi.cli._reproduce_command import reproduce
@@ -71,7 +71,9 @@ def fit(
     ] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Same seed, same result.")] = 0,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Most optimiser steps.")] = STEPS,
-    particles: Annotated[int, typer.Option(min=1, metavar="N", help="Draws per step.")] = PARTICLES,
+    particles: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Draws per step; by default by dimension.")
+    ] = None,
     time_limit: Annotated[
         float | None, typer.Option(min=0.0, metavar="SECONDS", help="Stop training after this long.")
     ] = None,

@@ -24,7 +24,7 @@ class Training:
     guide: str
     seed: int
     steps: int
-    particles: int
+    particles: int | None
     time_limit: float | None
     batch_size: int | None
     checkpoint: Path | None
