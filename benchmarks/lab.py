@@ -149,7 +149,7 @@ def measure_dmvi(target: LabTarget, seed: int) -> GuideResult:
 def steps_needed(elbos: Float[np.ndarray, " looks"], steps: Float[np.ndarray, " looks"]) -> int:
     """The first of the steps from which on no ELBO is more than NEARLY nats below the last."""
     short = np.flatnonzero(elbos < elbos[-1] - NEARLY)
-    return int(steps[short[-1] + 1 if short.size else 0])
+    return max(1, int(steps[short[-1] + 1 if short.size else 0]))
 
 
 def measure_peer(target: LabTarget, seed: int, steps: int = PEER_STEPS) -> PeerResult:

@@ -54,6 +54,8 @@ ARROWS = {
         "dmvi.posterior",
     },
     "_train": {
+        ERRORS,
+        RUN,
         TEAM,
         "dmvi._checkpoint",
         "dmvi._grow",

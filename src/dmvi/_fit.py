@@ -92,14 +92,15 @@ def fit(
         init: a pytree of the log-density's argument; its values are where the search starts.
         guide: "auto", "diffusion", "chain", "flow", "full-rank", "mean-field", or a recipe such as
             `dmvi.DiffusionGuide(steps=8)`. "auto" is the diffusion, with a base to suit the dimension;
-            where its training leaves more than 0.1 nats it grows and is trained on. Printing the
-            posterior says what was chosen and why.
+            where its training leaves more than 0.1 nats it grows and is trained on, if that training
+            took less than two minutes. Printing the posterior says what was chosen and why.
         seed: same seed, same machine, same result, bit for bit.
 
     Other Args:
         steps: most optimiser steps of a training, which stops earlier at a plateau; a guide that grows is
             trained twice.
-        particles: draws per step of the first training; by default 32, and 48 above 64 dimensions.
+        particles: draws per step of the first training; by default 32, and 48 above 64 dimensions
+            on one device.
         optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
             up at the start and annealed to zero at the end.
         objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
@@ -145,7 +146,8 @@ def fit(
         warnings.warn(settings.objective.caution, stacklevel=2)
     saved = None
     if checkpoint is not None and team.leads:
-        saved = Checkpoint(checkpoint, checkpoint_every, target, {**record, "seed": int(seed)}, began)
+        made = {**record, "seed": int(seed), "grows": guide == "auto"}
+        saved = Checkpoint(checkpoint, checkpoint_every, target, made, began)
     line = progress_for(progress and team.leads)
     plan = Plan(
         recipe, target, settings, keys, int(steps), time_limit, control_variates, grows=guide == "auto"

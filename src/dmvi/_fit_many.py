@@ -79,7 +79,8 @@ def fit_many(
             name (for a log-density, in any pytree); or a list with the arguments of each data set.
         shared: arguments of a NumPyro model that are the same for all: sizes, design matrices, flags.
         init: a point of the log-density, as in `fit`.
-        guide: as in `fit`. The chain goes without the target's slope, and there are no mixtures over modes.
+        guide: as in `fit`, but "auto" is the projected diffusion and does not grow. The chain goes without
+            the target's slope, and there are no mixtures over modes.
         seed: data set i is fitted with seed + i.
 
     Other Args:

@@ -19,12 +19,12 @@ FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
 LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
 FEW_DIMENSIONS = 20  # up to which a triangular step costs next to nothing
 MORE_PARTICLES = 4  # factor: what a small guide left is seen through less noise
-ENOUGH_PARTICLES = 128  # to which it is cut
+ENOUGH_PARTICLES = 128  # that it does not go beyond
 
 
 def more_particles(particles: int) -> int:
-    """Those of the second training."""
-    return max(particles, min(MORE_PARTICLES * particles, ENOUGH_PARTICLES))
+    """Those of the second training: a multiple, so that devices still divide it."""
+    return particles * max(1, min(MORE_PARTICLES, ENOUGH_PARTICLES // particles))
 
 
 def first_choice(dim: int) -> DiffusionGuide:
@@ -93,7 +93,7 @@ class Grown(NamedTuple):
 
 
 def grown(
-    recipe: GuideRecipe, start: Start, outcome: Outcome, *, seconds: float, key: PRNGKeyArray
+    recipe: GuideRecipe, start: Start, outcome: Outcome, *, seconds: float, left: float, key: PRNGKeyArray
 ) -> Grown | None:
     """A larger guide where the first training left a gap; None where that is small or the guide cannot grow.
 
@@ -102,10 +102,13 @@ def grown(
         start: what its training began with.
         outcome: how its training ended.
         seconds: how long it took.
+        left: seconds before the time limit.
         key: random key.
     """
+    if seconds > min(LONGEST_PILOT, left):
+        return None
     ended = outcome.status in (Status.CONVERGED, Status.STEP_LIMIT) and outcome.steps >= FEWEST_STEPS
-    if not ended or not outcome.gap > GAP or seconds > LONGEST_PILOT or not _has_weights(start.target):
+    if not ended or not outcome.gap > GAP or not _has_weights(start.target):
         return None
     larger = recipe.grown(outcome.guide, key=jr.fold_in(key, 1))
     if larger is None:

@@ -74,7 +74,7 @@ def resume(
         status=Status.CONVERGED if outcome.status is Status.WARM_START else outcome.status,
         steps=earlier + outcome.steps,
         seconds=run.seconds + time.perf_counter() - began,
-        skipped=outcome.skipped,
+        skipped=run.skipped - int(state.skipped) + outcome.skipped,
         history=np.concatenate([run.history, outcome.history]),
         history_steps=np.concatenate([run.history_steps, earlier + outcome.history_steps]),
     )

@@ -2,12 +2,18 @@
 
 import dataclasses
 import time
+import warnings
 from typing import NamedTuple
 
+import jax
+import jax.random as jr
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
+from dmvi._errors import InputError
 from dmvi._grow import Grown, Pilot, grown, more_particles
+from dmvi._run import Status
 from dmvi._start import Start, begin, hear, tell
 from dmvi._team import Team
 from dmvi.guides import GuideRecipe
@@ -67,6 +73,10 @@ def train(plan: Plan, line: Progress, saved: Checkpoint | None) -> Fitted:
     found = None if saved is None else saved.found(plan.recipe)
     if found is not None:
         began -= found.seconds
+        if found.pilot is not None and not team.alone:
+            raise InputError(
+                "the checkpoint is of a guide that has grown, which one process trains. Go on with one."
+            )
         if found.pilot is not None:
             larger = Grown(found.recipe, found.start, found.pilot)
             return _go_on(plan, larger, began, line, saved, found.snapshot)
@@ -77,13 +87,25 @@ def train(plan: Plan, line: Progress, saved: Checkpoint | None) -> Fitted:
     if saved is not None:
         saved.begin(start)
     outcome = _trainer(plan, start, settings, began, line, saved, snapshot).run()
+    fitted = Fitted(outcome, start, plan.recipe, settings)
+    return _grow(plan, fitted, began, line, saved) if plan.grows and team.alone else fitted
+
+
+def _grow(plan: Plan, fitted: Fitted, began: float, line: Progress, saved: Checkpoint | None) -> Fitted:
+    """The fit of a larger guide where there is something left to gain; what there is, whatever goes wrong."""
     seconds = time.perf_counter() - began
-    larger = None
-    if plan.grows and team.alone:
-        larger = grown(plan.recipe, start, outcome, seconds=seconds, key=plan.keys[1])
-    if larger is None:
-        return Fitted(outcome, start, plan.recipe, settings)
-    return _go_on(plan, larger, began, line, saved, None)
+    left = np.inf if plan.time_limit is None else plan.time_limit - seconds
+    outcome, start = fitted.outcome, fitted.start
+    try:
+        larger = grown(plan.recipe, start, outcome, seconds=seconds, left=left, key=plan.keys[1])
+        return fitted if larger is None else _go_on(plan, larger, began, line, saved, None)
+    except KeyboardInterrupt:
+        return fitted._replace(outcome=outcome._replace(status=Status.INTERRUPTED))
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        warnings.warn("there is not enough memory for a larger guide; the first one is kept.", stacklevel=2)
+        return fitted
 
 
 def _go_on(
@@ -99,6 +121,8 @@ def _go_on(
     settings = dataclasses.replace(plan.settings, particles=more_particles(plan.settings.particles))
     if saved is not None:
         saved.begin(larger.start, larger.pilot)
+    # Other random numbers than those of the pilot.
+    plan = plan._replace(keys=[*plan.keys[:2], jr.fold_in(plan.keys[2], 1), *plan.keys[3:]])
     outcome = _trainer(plan, larger.start, settings, began, line, saved, snapshot).run()
     return Fitted(larger.pilot.then(outcome), larger.start, larger.recipe, settings, larger.pilot)
 

@@ -65,6 +65,20 @@ def test_any_dimension(dim):
     assert abs(float(log_det)) > 1e-4
 
 
+def test_inverse_in_single_precision_and_many_dimensions():
+    """Coordinates that are not yet placed must not grow beyond the finite meanwhile."""
+    with jax.enable_x64(False):
+        flow = perturbed(Triangular(width=4).build(60, 1, key=jr.key(0)), size=0.3)
+        u = jnp.asarray(np.random.default_rng(0).normal(size=(32, 60)), jnp.float32)
+        back = jax.jit(jax.vmap(lambda u: flow.invert(flow.move(u))))(u)
+    np.testing.assert_allclose(back, u, atol=1e-3)
+
+
+def test_steps_of_nested_sequences_are_counted():
+    network = Stacked(Triangular(), Stacked(Projected(), Triangular(), 1), 4)
+    assert network.build(3, 8, key=jr.key(0)).steps == 8
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

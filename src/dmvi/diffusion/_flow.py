@@ -162,7 +162,8 @@ class FlowSequence(Flow):
     @property
     def steps(self) -> int:
         """Number of steps of both."""
-        return sum(flow.steps for flow in (self.first, self.second) if isinstance(flow, SteppedFlow))
+        parts = (self.first, self.second)
+        return sum(part.steps for part in parts if isinstance(part, SteppedFlow | FlowSequence))
 
     @property
     def may_drop(self) -> bool:

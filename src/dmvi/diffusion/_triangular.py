@@ -12,7 +12,8 @@ so that its Jacobian is triangular with a positive diagonal: a step can never fo
     log |det du'/du| = sum_i s_i + d_i + log cosh w_i - log(1 + u_i^2) / 2,   w = exp(d) arsinh(u) + e.
 
 The score of own draws takes the inverse of one triangle. Steps take the coordinates in natural order and in
-reverse by turns. Weights are those of one step, so r is constant in t within a step. Cost O(dim^2 width).
+reverse by turns. Weights are those of one step, so r is constant in t within a step. A step costs
+O(dim^2 width), its inverse, coordinate by coordinate, O(dim^3 width).
 """
 
 from typing import NamedTuple
@@ -133,11 +134,11 @@ class TriangularFlow(SteppedFlow):
     def step_inverse(self, knot, u):
         image = _turned(knot, u)
 
-        def place(_, u):
-            return knot.bends(gelu(knot.inner(u)))[0].inverse(image)
+        def place(i, u):
+            return u.at[i].set(knot.bends(gelu(knot.inner(u)))[0].inverse(image)[i])
 
-        # After i rounds the first i coordinates are right, whatever the others are.
-        return _turned(knot, jax.lax.fori_loop(0, u.shape[0], place, image))
+        # Coordinates not yet placed do not matter to those before them, as long as they are finite.
+        return _turned(knot, jax.lax.fori_loop(0, u.shape[0], place, jnp.zeros_like(image)))
 
 
 def _turned(knot: Knot, x: Float[Array, " dim"]) -> Float[Array, " dim"]:

@@ -36,7 +36,7 @@ def compiled_chunk(
 
 
 class Outcome(NamedTuple):
-    """What training gives back; `gap` is log Z - ELBO as far as the last look showed it."""
+    """What training gives back; `gap` is log Z - ELBO as far as a look showed it."""
 
     guide: Guide
     params: dict[str, Array]

@@ -185,6 +185,12 @@ class Course:
             return True
         return closely(guide).elbo >= closely(self.start.guide).elbo
 
+    def gap(self, guide: Any) -> float:
+        """What the look at what was chosen showed; infinite where there was none."""
+        looks = {id(self.start.guide): self.start.look, id(self.best.guide): self.best.look}
+        look = looks.get(id(guide), self.looks[-1] if self.looks else self.start.look)
+        return look.gap if np.isfinite(look.elbo) else np.inf
+
     def reason(self, guide: Any, step: int, skipped: int) -> Status:
         """Why training ended, given what was chosen."""
         if 2 * skipped > step:

@@ -181,7 +181,7 @@ class Trainer:
             skipped,
             np.array([look.elbo for look in course.looks]),
             np.array(course.look_steps, int),
-            course.looks[-1].gap if course.looks else np.inf,
+            course.gap(trained),
             self._left_behind(trained),
         )
 
