@@ -189,6 +189,6 @@ def test_too_little_memory_is_told(monkeypatch):
     def exhausted(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 byte")
 
-    monkeypatch.setattr("dmvi._fit._train", exhausted)
+    monkeypatch.setattr("dmvi._fit.train", exhausted)
     with pytest.raises(MemoryError, match="fewer particles"):
         dmvi.fit(lambda x: -0.5 * jnp.sum(x**2), init=jnp.zeros(2), progress=False)

@@ -1,6 +1,7 @@
 """Whole runs on small plans, in processes of their own."""
 
 import csv
+import signal
 import subprocess
 import sys
 
@@ -36,6 +37,10 @@ def finished(tmp_path_factory):
 def rows_of(path) -> list[dict[str, str]]:
     with path.open() as file:
         return list(csv.DictReader(file))
+
+
+def test_signals_are_handled_as_before(finished):
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_every_cell_becomes_a_row(finished):

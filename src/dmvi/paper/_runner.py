@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dmvi.paper._cells import Job, Plan, Store, check_plan
 from dmvi.paper._estimate import STARTING, expected_seconds, spoken, total_seconds
@@ -67,7 +68,7 @@ def run(
         say: told of progress, a line at a time.
     """
     check_plan(plan)
-    _end_as_if_interrupted()
+    handler = _end_as_if_interrupted()
     store = Store(folder)
     try:
         jobs = [left for job in plan.jobs() if (left := job.without(store.cells)) is not None]
@@ -82,12 +83,15 @@ def run(
         return Summary(done, total - done, failed)
     finally:
         store.close()
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
-def _end_as_if_interrupted() -> None:
-    """A request to end is to leave as tidy a folder as Ctrl-C does."""
+def _end_as_if_interrupted() -> Any:
+    """A request to end is to leave as tidy a folder as Ctrl-C does; returns what was done on it before."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return None
 
 
 def _announcement(jobs: list[Job], cells: int, known: int, size: int) -> str:
