@@ -11,3 +11,8 @@ class InputError(ValueError):
 
 class LostProcessError(RuntimeError):
     """One of several processes of a fit has ended, so that the others cannot go on."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python or JAX ran out of memory."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

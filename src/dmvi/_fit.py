@@ -17,7 +17,7 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
-from dmvi._errors import InputError
+from dmvi._errors import InputError, is_out_of_memory
 from dmvi._grow import chosen, first_choice
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
@@ -156,7 +156,7 @@ def fit(
         with saved or contextlib.nullcontext():
             fitted = train(plan, line, saved)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        if is_out_of_memory(error):
             raise MemoryError(OUT_OF_MEMORY) from error
         raise
     finally:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
-from dmvi._errors import InputError
+from dmvi._errors import InputError, is_out_of_memory
 from dmvi._grow import Grown, Pilot, grown, more_particles
 from dmvi._run import Status
 from dmvi._start import Start, begin, hear, tell
@@ -102,7 +102,7 @@ def _grow(plan: Plan, fitted: Fitted, began: float, line: Progress, saved: Check
     except KeyboardInterrupt:
         return fitted._replace(outcome=outcome._replace(status=Status.INTERRUPTED))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         warnings.warn("there is not enough memory for a larger guide; the first one is kept.", stacklevel=2)
         return fitted
