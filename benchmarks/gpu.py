@@ -8,6 +8,7 @@ product; the rate of the card is that of one large product of square matrices in
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +19,15 @@ import jax.random as jr
 import numpy as np
 
 import dmvi
+from benchmarks.clock import timed
 from benchmarks.machine import describe_machine
 from benchmarks.step import kind_of, profile
 from benchmarks.targets import TARGETS
-from dmvi import _fit
 from dmvi._compile import quick_options
 from dmvi._fit import GUIDES, STEPS, training_settings
 from dmvi.guides import anchored
 from dmvi.targets import as_target
-from dmvi.training import Settings, Silent, Trained, as_mesh, initial_state, run_chunk
+from dmvi.training import Settings, Trained, as_mesh, initial_state, run_chunk
 
 LAB = ("eight_schools", "logistic", "brownian")
 PARTICLES = (256, 1024, 4096, 16_384, 65_536)
@@ -35,17 +36,6 @@ CHUNK = 20
 REPEATS = 3
 MATRIX = 8192
 MATRIX_ON_CPU = 2048
-
-
-class Clock(Silent):
-    """Notes when each look was made and what it showed."""
-
-    def __init__(self) -> None:
-        self.looks: list[tuple[float, float]] = []
-
-    def update(self, step: int, total: int, elbo: float) -> None:
-        """Called at every look."""
-        self.looks.append((time.perf_counter(), elbo))
 
 
 def gaps(seed: int) -> None:
@@ -57,11 +47,11 @@ def gaps(seed: int) -> None:
         target = as_target(lab.log_density, init=jnp.zeros(lab.dim))
         reached, seconds, found = [], [], None
         for _ in range(2):  # the second fit of the same target compiles nothing but the warm start's search
-            began, clock, posterior = _timed_fit(target, seed)
+            posterior, clock = timed(functools.partial(dmvi.fit, target, seed=seed))
             found = posterior.diagnostics
             limit = found.log_evidence - (lab.gap_bar or 0.0)
-            at = [moment for moment, elbo in clock.looks if elbo >= limit]
-            reached.append(f"{at[0] - began:.1f}" if at else "not reached")
+            at = [look.moment for look in clock.looks if look.elbo >= limit]
+            reached.append(f"{at[0] - clock.began:.1f}" if at else "not reached")
             seconds.append(posterior.run.seconds)
         assert found is not None
         print(
@@ -69,16 +59,6 @@ def gaps(seed: int) -> None:
             f"{reached[0]} | {reached[1]} | {seconds[1]:.1f} |",
             flush=True,
         )
-
-
-def _timed_fit(target: dmvi.Target, seed: int) -> tuple[float, Clock, dmvi.Posterior]:
-    clock, shown = Clock(), _fit.progress_for
-    _fit.progress_for = lambda show: clock
-    try:
-        began = time.perf_counter()
-        return began, clock, dmvi.fit(target, seed=seed)
-    finally:
-        _fit.progress_for = shown
 
 
 def step_program(name: str, particles: int, chunk: int, devices: int | None = None) -> Callable[[Any], Any]:

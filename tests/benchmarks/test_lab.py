@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import lab, targets
+from benchmarks.clock import Seen
 
 GOOD = lab.GuideResult(
     seed=0,
@@ -63,10 +64,16 @@ def test_a_missed_bar_is_named(change, word):
     assert miss in lab.markdown([row], MACHINE, [0, 1])
 
 
-def test_steps_needed_are_those_after_which_the_elbo_stays():
-    elbos, steps = np.array([-5.0, -1.005, -1.2, -1.009, -1.004, -1.0]), 10 * np.arange(1, 7)
-    assert lab.steps_needed(elbos, steps) == 40
-    assert lab.steps_needed(np.array([-1.0, -1.001]), steps[:2]) == 10
+def looks(gaps, steps):
+    return [Seen(0.0, step, -gap, gap) for gap, step in zip(gaps, steps, strict=True)]
+
+
+def test_steps_needed_are_those_after_which_the_gap_stays():
+    assert lab.steps_needed(looks([4.0, 0.005, 0.2, 0.009, 0.004, 0.0], range(10, 61, 10))) == 40
+    assert lab.steps_needed(looks([0.001, 0.0], [10, 20])) == 10
+    assert lab.steps_needed(looks([3.0, 2.0, 1.0, 0.0, 0.0], [10, 20, 10, 20, 30])) == 40  # it has grown
+    assert lab.steps_needed(looks([0.0, float("nan")], [10, 20])) == 20
+    assert lab.steps_needed([]) == 1
 
 
 def test_of_a_hard_target_only_gap_and_steps_are_judged():

@@ -8,12 +8,24 @@ import numpy as np
 import optax
 import pytest
 
+from dmvi._run import Status
 from dmvi.diffusion import Projected
 from dmvi.guides import DiffusionGuide, Gaussian
 from dmvi.objectives import CoveringELBO, PathELBO
 from dmvi.targets import Target, from_log_density
-from dmvi.training import Settings, State, Trained, default_optimizer, initial_state
+from dmvi.training import (
+    Budget,
+    Course,
+    Kept,
+    Look,
+    Settings,
+    State,
+    Trained,
+    default_optimizer,
+    initial_state,
+)
 from dmvi.training import run_chunk as plain_chunk
+from dmvi.training._course import MUCH_LEFT, SHORTEST
 from dmvi.training._state import RETREAT, WARM_UP, _rate
 from dmvi.training._stopping import PATIENCE, TOLERANCE, Plateau
 from tests.guides.registry import DIM, base, perturbed, target
@@ -102,13 +114,9 @@ def test_steps_that_are_skipped_teach_the_objective_nothing():
 
 
 def test_learning_rate_warms_up_stays_and_falls_to_zero():
-    chosen = settings(chunk=1, cooldown_steps=200)
-
     def rate(step, cooldown=10**6, damping=1.0):
-        counts = [jnp.asarray(n, jnp.int32) for n in (step, 0, cooldown)]
-        return float(
-            _rate(State(jnp.zeros(1), None, *counts, damping=jnp.asarray(damping), memory=None), chosen)
-        )
+        counts = [jnp.asarray(n, jnp.int32) for n in (step, 0, cooldown, cooldown + 200)]
+        return float(_rate(State(jnp.zeros(1), None, *counts, damping=jnp.asarray(damping), memory=None)))
 
     np.testing.assert_allclose(
         [rate(step) for step in (0, 49, WARM_UP - 1)], [1 / WARM_UP, 50 / WARM_UP, 1.0]
@@ -154,6 +162,24 @@ def test_a_guide_that_folds_is_straightened(objective):
     np.testing.assert_array_equal(straightened.v, guide.flow.v)
     # Where it is the target that is not finite, nothing is wrong with the guide.
     np.testing.assert_array_equal(after(gentle, holed(-50.0)).shift.out, gentle.flow.shift.out)
+
+
+@pytest.mark.parametrize(
+    ("gap", "share"), [(10 * MUCH_LEFT, 1.0), (MUCH_LEFT / 2, 0.5), (SHORTEST * MUCH_LEFT / 9, SHORTEST)]
+)
+def test_annealing_is_the_shorter_the_less_there_is_to_gain(gap, share):
+    chosen = settings(chunk=10, cooldown_steps=200)
+    course = Course(Kept(0, Look(-1.0, 0.001)), 0, chosen, Budget(10_000, None))
+    step = 0
+    while course.status is None:
+        step += 10
+        course.record(Kept(step, Look(-gap, 0.001, gap)), step, 0, 0.0)
+    assert (course.cooldown, course.end) == (step, step + round(200 * share))
+    while not course.done:
+        step += 10
+        course.record(Kept(step, Look(-gap, 0.001, gap)), step, 0, 0.0)
+    assert step == course.end
+    assert course.status is Status.CONVERGED
 
 
 def feed(looks, error=0.001):

@@ -40,7 +40,7 @@ class Recorder(Silent):
         self.elbos: list[float] = []
         self._interrupt_at = interrupt_at
 
-    def update(self, step, total, elbo):
+    def update(self, step, total, elbo, gap):
         self.steps.append(step)
         self.elbos.append(elbo)
         if len(self.steps) == self._interrupt_at:

@@ -185,7 +185,10 @@ def improved(
     model = eqx.tree_at(lambda t: t.params, target, params)
     start = Trained(Gaussian(affine=affine, dim=affine.dim), params)
     state = initial_state(start, settings)
-    state = state._replace(cooldown=jnp.asarray(settings.chunk - settings.cooldown_steps, jnp.int32))
+    cooldown, end = (
+        jnp.asarray(n, jnp.int32) for n in (settings.chunk - settings.cooldown_steps, settings.chunk)
+    )
+    state = state._replace(cooldown=cooldown, end=end)
     state, seen = run_chunk(state, start, model, settings, key)
     end = start.with_flat(state.flat)
     assert isinstance(end.guide, Gaussian)

@@ -9,12 +9,14 @@ import numpy as np
 from dmvi._run import Status
 from dmvi.training._look import Look
 from dmvi.training._state import Settings
-from dmvi.training._stopping import TOLERANCE, Plateau
+from dmvi.training._stopping import PATIENCE, TOLERANCE, Plateau
 
 COLLAPSE = 10.0  # nats below the best look at which training is taken back to it
 STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
 MAX_RETURNS = 3
 CLOSE = 1e-3  # nats between log evidence and ELBO at which nothing is left to gain
+MUCH_LEFT = 0.07  # nats between them at the plateau from which annealing takes all the steps it may
+SHORTEST = 0.3  # share of these steps that it takes at least
 NEVER = np.iinfo(np.int32).max
 
 
@@ -50,7 +52,8 @@ class Course:
         self.look_steps: list[int] = []
         self.returns = 0
         self.status: Status | None = None  # None while exploring
-        self.end = NEVER  # step at which annealing ends
+        self.cooldown = NEVER  # step at which annealing begins
+        self.end = NEVER  # step at which it ends
         self.done = False
         self._plateau = Plateau()
         self._chunk_seconds = 0.0
@@ -65,11 +68,6 @@ class Course:
         self.open(look)
         self.looks, self.look_steps = [look], [step]
         self.status, self.end, self.done = Status.SETTLED, step, True
-
-    @property
-    def cooldown(self) -> int:
-        """Step at which the learning rate begins to fall."""
-        return NEVER if self.status is None else self.end - self._settings.cooldown_steps
 
     @property
     def limit(self) -> int:
@@ -96,7 +94,7 @@ class Course:
         if self.status is None:
             self.status = self._reason_to_anneal(look)
             if self.status is not None:
-                self.end = step + self._settings.cooldown_steps
+                self._anneal(step)
         self._go_on(step)
         if self.steered and look.gap < CLOSE and np.isfinite(look.elbo):
             self.status, self.end, self.done = Status.CONVERGED, step, True
@@ -115,10 +113,23 @@ class Course:
             self.status is None
             and step + self._settings.chunk > self._budget.steps - self._settings.cooldown_steps
         ):
-            self.status, self.end = Status.STEP_LIMIT, step + self._settings.cooldown_steps
+            self.status = Status.STEP_LIMIT
+            self._anneal(step)
         if self.status is not None and self._out_of_time(0):
             self.status, self.done = Status.TIME_LIMIT, True
         self.done = self.done or step >= self.end
+
+    def _anneal(self, step: int) -> None:
+        """Let the rate fall from here on: the shorter, the less there is to gain by it.
+
+        What noise costs falls with the rate, from at most the gap that is left; so the last hundredth of a
+        nat takes a share 0.01 / gap of the fall, and where the gap is small most of it would be in vain.
+        """
+        chunk, longest = self._settings.chunk, self._settings.cooldown_steps
+        gaps = [look.gap for look in self.looks[-PATIENCE:]]
+        share = float(np.clip(np.mean(gaps) / MUCH_LEFT, SHORTEST, 1.0)) if self.steered and gaps else 1.0
+        steps = longest if share == 1.0 else min(longest, max(1, round(share * longest / chunk)) * chunk)
+        self.cooldown, self.end = step, step + steps
 
     def _out_of_time(self, steps_left: int) -> bool:
         if self._budget.deadline is None:
@@ -138,6 +149,7 @@ class Course:
         record = {
             "returns": int(self.returns),
             "status": None if self.status is None else self.status.name,
+            "cooldown": int(self.cooldown),
             "end": int(self.end),
             "done": bool(self.done),
             "best_is_start": self.best is self.start,
@@ -154,7 +166,8 @@ class Course:
         self.looks = [Look(*map(float, look)) for look in arrays["looks"]]
         self.look_steps = [int(step) for step in arrays["look_steps"]]
         self._plateau = Plateau(*(list(map(float, values)) for values in arrays["plateau"]))
-        self.returns, self.end, self.done = record["returns"], record["end"], record["done"]
+        self.returns, self.done = record["returns"], record["done"]
+        self.cooldown, self.end = record["cooldown"], record["end"]
         self.status = None if record["status"] is None else Status[record["status"]]
 
     def chosen(self, last: Any, closely: Callable[[Any], Look] | None = None) -> Any:

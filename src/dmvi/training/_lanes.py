@@ -155,9 +155,9 @@ class Lanes:
     def _advance(self) -> None:
         began = time.perf_counter()
         before = self._states.skipped
-        cooldowns = np.array([course.cooldown for course in self._courses], np.int32)
+        cooldowns, ends = np.array([(course.cooldown, course.end) for course in self._courses], np.int32).T
         states, seen = lanes_chunk(
-            self._states._replace(cooldown=cooldowns),
+            self._states._replace(cooldown=cooldowns, end=ends),
             self._trained,
             self._targets,
             self._settings,

@@ -102,7 +102,8 @@ class Trainer:
         """One chunk, a look at what it has led to, and the consequences."""
         began = time.perf_counter()
         skipped = int(self._state.skipped)
-        state = self._state._replace(cooldown=jnp.asarray(self._course.cooldown, jnp.int32))
+        cooldown, end = (jnp.asarray(step, jnp.int32) for step in (self._course.cooldown, self._course.end))
+        state = self._state._replace(cooldown=cooldown, end=end)
         self._state, self._trained, seen = self._chunks.run(state, self._trained)
         if not self._course.looks:
             self._course.open(self._look_before(seen))
@@ -111,7 +112,8 @@ class Trainer:
         seconds = time.perf_counter() - began
         if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
-        self._progress.update(step, self._course.limit, look.elbo + self._target.offset)
+        gap = np.nan if self._target.subsampled else look.gap
+        self._progress.update(step, self._course.limit, look.elbo + self._target.offset, gap)
         self._watch(self)
 
     @property

@@ -1,6 +1,7 @@
 """The live line shown while training."""
 
 import abc
+import math
 import sys
 import time
 
@@ -17,8 +18,11 @@ class Progress(abc.ABC):
         """A stage without steps of its own has begun."""
 
     @abc.abstractmethod
-    def update(self, step: int, total: int, elbo: float) -> None:
-        """`step` of at most `total` steps are done at a smoothed ELBO of `elbo`."""
+    def update(self, step: int, total: int, elbo: float, gap: float) -> None:
+        """`step` of at most `total` steps are done at a smoothed ELBO, `gap` nats below the log evidence.
+
+        The gap is NaN where draws do not show it, as on batches of the data.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -31,7 +35,7 @@ class Silent(Progress):
     def note(self, text):
         pass
 
-    def update(self, step, total, elbo):
+    def update(self, step, total, elbo, gap):
         pass
 
     def close(self):
@@ -39,7 +43,7 @@ class Silent(Progress):
 
 
 class Line(Progress):
-    """One line on the terminal: step, smoothed ELBO, time left at the present speed."""
+    """One line on the terminal: step, smoothed ELBO, gap to the evidence, time left at the present speed."""
 
     def __init__(self):
         # stderr keeps the line out of redirected results; without a terminal only the last line is printed.
@@ -50,7 +54,7 @@ class Line(Progress):
     def note(self, text):
         self._live.update(Text(f"dmvi  {text}"))
 
-    def update(self, step, total, elbo):
+    def update(self, step, total, elbo, gap):
         now = time.perf_counter()
         if self._first is None:
             self._first = (step, now)
@@ -58,7 +62,8 @@ class Line(Progress):
         left = "estimating"
         if step > first_step:
             left = f"{(total - step) * (now - first_time) / (step - first_step):.0f} s"
-        self._live.update(Text(f"dmvi  step {step}/{total}  ELBO {elbo:.3f}  time left {left}"))
+        short = "" if math.isnan(gap) else f"  gap {gap:.3f}"
+        self._live.update(Text(f"dmvi  step {step}/{total}  ELBO {elbo:.3f}{short}  time left {left}"))
 
     def close(self):
         self._live.stop()

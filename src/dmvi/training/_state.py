@@ -49,6 +49,7 @@ class State(NamedTuple):
         step: steps taken.
         skipped: updates left out because they were not finite.
         cooldown: step at which the learning rate begins to fall.
+        end: step at which it has fallen to zero.
         damping: factor of the learning rate, halved each time training went wrong.
         memory: what the objective carries along.
     """
@@ -58,6 +59,7 @@ class State(NamedTuple):
     step: Int[Array, ""]
     skipped: Int[Array, ""]
     cooldown: Int[Array, ""]
+    end: Int[Array, ""]
     damping: Float[Array, ""]
     memory: Any
 
@@ -77,7 +79,7 @@ class Settings(eqx.Module):
         optimizer: Optax transformation at its full learning rate.
         particles: draws per step.
         chunk: steps between two looks of the host.
-        cooldown_steps: length of the fall of the learning rate to zero at the end.
+        cooldown_steps: longest fall of the learning rate to zero at the end.
         mesh: devices over which particles and rows are spread; None for one.
     """
 
@@ -100,7 +102,8 @@ def initial_state(trained: Trained, settings: Settings) -> State:
     zero = jnp.zeros((), jnp.int32)
     never = jnp.full((), jnp.iinfo(jnp.int32).max, jnp.int32)
     memory = settings.objective.memory(trained.guide.dim)
-    return State(flat, settings.optimizer.init(flat), zero, zero, never, jnp.ones((), flat.dtype), memory)
+    damping = jnp.ones((), flat.dtype)
+    return State(flat, settings.optimizer.init(flat), zero, zero, never, never, damping, memory)
 
 
 def run_chunk(
@@ -150,7 +153,7 @@ def _step(
     straighter = trained.with_flat(state.flat).straighter(RETREAT).flat()
     flat, optimizer, memory = jax.tree.map(
         lambda new, old: jnp.where(usable, new, old),
-        (state.flat + _rate(state, settings) * updates, optimizer, memory),
+        (state.flat + _rate(state) * updates, optimizer, memory),
         (jnp.where(folded, straighter, state.flat), state.optimizer, state.memory),
     )
     skipped = state.skipped + jnp.where(usable, 0, 1)
@@ -160,7 +163,7 @@ def _step(
     return state, seen
 
 
-def _rate(state: State, settings: Settings) -> Float[Array, ""]:
+def _rate(state: State) -> Float[Array, ""]:
     """Fraction of the full learning rate: linear warm-up, flat, then linear to zero; all damped.
 
     What noise costs in ELBO is in proportion to the rate: so the last hundredth of a nat comes late, and no
@@ -168,5 +171,6 @@ def _rate(state: State, settings: Settings) -> Float[Array, ""]:
     """
     dtype = state.flat.dtype
     warm_up = jnp.minimum(1.0, (state.step + 1).astype(dtype) / WARM_UP)
-    progress = jnp.clip((state.step - state.cooldown).astype(dtype) / settings.cooldown_steps, 0.0, 1.0)
+    length = jnp.maximum(state.end - state.cooldown, 1).astype(dtype)
+    progress = jnp.clip((state.step - state.cooldown).astype(dtype) / length, 0.0, 1.0)
     return state.damping * warm_up * (1 - progress)
