@@ -15,6 +15,7 @@ from dmvi.posterior._draws import Draws
 from dmvi.posterior._drivers import Driver, drivers
 from dmvi.posterior._missed import missed_share
 from dmvi.posterior._psis import smooth
+from dmvi.posterior._rounding import rounding_error
 
 DRAWS = 20_000
 # The standard error of k-hat is about (1 + k) / sqrt(3 sqrt(n)): 0.08 at n = 20,000 and 0.06 at 80,000.
@@ -70,6 +71,8 @@ class Diagnostics:
         history_steps: step of each look.
         missed: share of the posterior, by estimate, around a mode that the warm start's searches ended in
             and the guide has next to no draws near; the largest of several.
+        rounding: standard deviation, in nats, of rounding errors of the log-density in single precision; zero
+            in double precision and for rows gone through in batches, which are summed in it.
     """
 
     elbo: float
@@ -92,6 +95,7 @@ class Diagnostics:
     history: tuple[float, ...] = ()
     history_steps: tuple[int, ...] = ()
     missed: float = 0.0
+    rounding: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -107,7 +111,7 @@ class Diagnostics:
         """The inverse of `to_dict`; raises KeyError, TypeError or ValueError where a value is amiss."""
         found: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            if field.name == "missed" and field.name not in values:
+            if field.name in ("missed", "rounding") and field.name not in values:
                 continue  # files of 0.1.0 and before
             value = values[field.name]
             if field.type in (float, int, str):
@@ -185,6 +189,7 @@ def diagnose(draws: Draws, run: Run, weighed: Weighed, names: tuple[str, ...]) -
         history=tuple(map(float, run.history)),
         history_steps=tuple(map(int, run.history_steps)),
         missed=missed_share(draws, weighed, run.visited, weights.log_evidence),
+        rounding=0.0 if draws.streamed else rounding_error(draws, weighed.xi),
     )
 
 

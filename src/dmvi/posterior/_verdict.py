@@ -42,6 +42,7 @@ _NON_FINITE = 1e-3
 _ROUND_TRIP_MISSES = 0.01
 _SKIPPED = 0.1
 _MISSED = 1e-3
+_ROUNDING = 0.05  # nats; errors of this size alone bring ESS down to 0.9975
 
 
 def judge(diagnostics: Diagnostics) -> Judgement:
@@ -127,6 +128,11 @@ def _remarks(d: Diagnostics) -> tuple[str, ...]:
         remarks.append(f"the guide could not be inverted at {100 * d.round_trip_misses:.1f} % of the draws")
     if d.skipped > _SKIPPED * max(d.steps, 1):
         remarks.append(f"{d.skipped:,} of {d.steps:,} updates were not finite and were skipped")
+    if d.rounding > _ROUNDING:
+        remarks.append(
+            f"single precision rounds the log-density by {d.rounding:.2g} nats: this model needs "
+            'jax.config.update("jax_enable_x64", True) before anything else'
+        )
     return tuple(remarks)
 
 

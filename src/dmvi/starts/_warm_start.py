@@ -16,6 +16,7 @@ from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
 from dmvi.starts._modes import Modes, separate_modes, visited_modes
 from dmvi.starts._pathfinder import pathfinder
+from dmvi.starts._prior import prior_gaussian
 from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
@@ -66,7 +67,7 @@ class Candidate(NamedTuple):
 def warm_start(
     target: Target, *, full: bool, key: PRNGKeyArray, progress: Progress, mixes: bool = False
 ) -> WarmStart:
-    """The best Gaussian among Laplace at a few modes, Pathfinder's and Gaussian VI from broad starts.
+    """The best Gaussian among Laplace at a few modes, Pathfinder's, the prior and VI from broad starts.
 
     All are improved by Gaussian VI with the path gradient, twice, the second time in the coordinates
     the first has whitened; the best by ELBO wins. No start is best everywhere: the mode of a hierarchy
@@ -128,6 +129,10 @@ def _candidates(
     if found is not None:
         scale = scale_from_precision(found.precision, full=full)
         candidates.append(Candidate("pathfinder", found.loc, scale))
+    prior = prior_gaussian(target, jr.fold_in(key, 1))
+    if prior is not None:
+        loc, scale = prior
+        candidates.append(Candidate("prior", loc, np.diag(scale) if full else scale))
     # Modes are many in mixtures: half of the searches begin where the model's starts lie, half further out.
     near = starts[: SEARCHES // 2]
     far = near[0] + SPREAD * rng.standard_normal(near.shape)

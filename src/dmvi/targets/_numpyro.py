@@ -143,4 +143,5 @@ def program_target(
         _unpack=sites.coordinates.split,
         constant=constant,
         _predictive=lambda data: predictive(program, params, data),
+        _prior=program.prior,
     )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpyro
 from jaxtyping import Array, PRNGKeyArray
 from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import potential_energy
 
@@ -41,11 +42,7 @@ class Program:
         fault. What it is right about, data outside a support that moves with a latent, is done here.
         """
 
-        def on_support(site: Site) -> Any:
-            known = site["type"] == "param" and site["name"] in params
-            return constrained_param(site, params[site["name"]]) if known else None
-
-        model = handlers.substitute(self.model, substitute_fn=on_support)
+        model = handlers.substitute(self.model, substitute_fn=_learned(params))
         latents = self.sites.coordinates.split(xi)
         with numpyro.validation_enabled(False), _effects(ChoosePlateIndices(batch)) as trace:
             energy = potential_energy(model, self.arguments.args, self.arguments.kwargs, latents)
@@ -89,12 +86,10 @@ class Program:
         self, key: PRNGKeyArray, latents: dict[str, Array], params: dict[str, Any]
     ) -> dict[str, Array]:
         """One draw of every site that is no latent; latents not given come from their prior."""
-        names = self.sites.coordinates.shapes
+        names, learned = self.sites.coordinates.shapes, _learned(params)
 
         def known(site: Site) -> Any:
-            if site["type"] == "param" and site["name"] in params:
-                return constrained_param(site, params[site["name"]])
-            return latents.get(site["name"]) if site["type"] == "sample" else None
+            return latents.get(site["name"]) if site["type"] == "sample" else learned(site)
 
         model = handlers.substitute(self.model, substitute_fn=known)
         plates, imputed, forget = ChoosePlateIndices(), GiveImputedValuesTheirPrior(), ForgetObservations()
@@ -112,6 +107,15 @@ class Program:
             name: jnp.asarray(site["value"]) for name, site in trace.items() if _is_predicted(site, names)
         }
 
+    def prior(self, key: PRNGKeyArray, params: dict[str, Any]) -> Array:
+        """The coordinates xi of latents drawn from their priors, which must be proper."""
+        model = handlers.seed(handlers.substitute(self.model, substitute_fn=_learned(params)), key)
+        with numpyro.validation_enabled(False), _effects(ChoosePlateIndices()) as trace:
+            self.arguments.call(model)
+        latents = [trace[name] for name in self.sites.coordinates.shapes]
+        inner = [biject_to(site["fn"].support).inv(site["value"]) for site in latents]
+        return jnp.concatenate([jnp.ravel(xi).astype(jnp.result_type(float)) for xi in inner])
+
     def probe(self, xi: Array, params: dict[str, Any]) -> tuple[Array, Array]:
         """log pi(xi; psi) and, for each observed site, the number of events outside its support."""
         value, trace = self.evaluate(xi, params)
@@ -126,6 +130,16 @@ class Program:
         trace = self.evaluate(xi, params)[1]
         sampled = {name: site for name, site in trace.items() if site["type"] == "sample"}
         return {name: jnp.all(jnp.isfinite(log_prob(site))) for name, site in sampled.items()}
+
+
+def _learned(params: dict[str, Any]) -> Callable[[Site], Any]:
+    """For `handlers.substitute`: param sites at learned values, on their supports."""
+
+    def value(site: Site) -> Any:
+        known = site["type"] == "param" and site["name"] in params
+        return constrained_param(site, params[site["name"]]) if known else None
+
+    return value
 
 
 def _is_predicted(site: Site, latents: Container[str]) -> bool:

@@ -95,6 +95,7 @@ class Target(eqx.Module):
     _predictive: Callable[[Mapping[str, Any] | None], Predict] | None = eqx.field(static=True, default=None)
     data: Any = None
     _bind: Callable[[Any], "Target"] | None = eqx.field(static=True, default=None)
+    _prior: Callable[[PRNGKeyArray, dict[str, Array]], Array] | None = eqx.field(static=True, default=None)
     stream: Any = eqx.field(static=True, default=None)
     offset: float = eqx.field(static=True, default=0.0)
 
@@ -159,6 +160,17 @@ class Target(eqx.Module):
     def start(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
         """A random starting point; not every one need have a finite density."""
         return self._start(key)
+
+    def prior(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+        """A draw of the prior.
+
+        Raises:
+            NotImplementedError: for a target that knows none, or an improper one.
+        """
+        draw = self._bound()._prior
+        if draw is None:
+            raise NotImplementedError("this target has no prior that can be drawn from")
+        return draw(key, self.params)
 
     @staticmethod
     def from_value_and_grad(

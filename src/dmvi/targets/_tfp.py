@@ -57,6 +57,7 @@ def from_tfp(pinned: Any) -> Target:
         _start=program.start,
         _draw_batch=lambda key: None,
         _unpack=program.coordinates.split,
+        _prior=program.prior,
     )
 
 
@@ -96,6 +97,11 @@ class _Program:
         parts = self.pinned.unnormalized_log_prob_parts(theta)
         names = [name for name in self.pinned.distribution._flat_resolve_names() if name in self.pinned.pins]
         return {name: jnp.asarray(value) for name, value in _named(parts.pinned, names).items()}
+
+    def prior(self, key: PRNGKeyArray, params: dict[str, Array]) -> Array:
+        """The coordinates xi of unpinned variables drawn from the joint."""
+        inner = self.bijector.inverse(self.pinned.sample_unpinned(seed=key))
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(inner)])
 
     def start(self, key: PRNGKeyArray) -> Array:
         """A point of (-2, 2)^dim."""

@@ -1,0 +1,38 @@
+"""How far single precision rounds a log-density, from its own values."""
+
+import math
+
+import numpy as np
+from jaxtyping import Float
+
+from dmvi.posterior._draws import Draws
+
+LINES = 32
+POINTS = 9  # on each line
+# Of the way from one draw to another: short for the density, long for its rounding. In few dimensions, where
+# draws are not far apart in density either, longer.
+SPACING, SPACING_OF_ONE = 0.05, 0.2
+ORDER = 6  # of the differences, which leave nothing of a smooth function over so short a way
+QUANTILE = 0.75  # of the lines, as some may lead where the density is not smooth
+
+
+def rounding_error(draws: Draws, xi: Float[np.ndarray, "n dim"]) -> float:
+    r"""The standard deviation, in nats, of rounding errors of log pi; zero in double precision.
+
+    Along a line from one draw towards another, f_k = log pi(xi + k h (xi' - xi)) is smooth but for rounding.
+    Differences of order m take polynomials of lower order away and add up the errors e_k,
+
+        (Delta^m f)_k ~ sum_j (-1)^(m - j) binom(m, j) e_{k + j},   with variance binom(2 m, m) Var[e],
+
+    so that their size tells that of the errors (Moré and Wild, 2011). Rounding of xi counts too.
+    """
+    if xi.dtype == np.float64 or len(xi) < 2 * LINES:
+        return 0.0
+    begin, towards = xi[:LINES].astype(float), xi[LINES : 2 * LINES].astype(float)
+    steps = max(SPACING, SPACING_OF_ONE / math.sqrt(xi.shape[1])) * np.arange(POINTS)[:, None]
+    points = begin[:, None, :] + steps[None] * (towards - begin)[:, None, :]
+    values = draws.log_density(points.reshape(-1, xi.shape[1]).astype(xi.dtype)).astype(float)
+    differences = np.diff(values.reshape(LINES, POINTS), n=ORDER, axis=1)
+    sizes = np.sqrt(np.mean(differences**2, axis=1) / math.comb(2 * ORDER, ORDER))
+    sizes = sizes[np.isfinite(sizes)]
+    return float(np.quantile(sizes, QUANTILE)) if sizes.size else 0.0
