@@ -41,7 +41,6 @@ class Program:
         they were just mapped to, with an eigendecomposition for a covariance, and take rounding for a
         fault. What it is right about, data outside a support that moves with a latent, is done here.
         """
-
         model = handlers.substitute(self.model, substitute_fn=_learned(params))
         latents = self.sites.coordinates.split(xi)
         with numpyro.validation_enabled(False), _effects(ChoosePlateIndices(batch)) as trace:
