@@ -17,6 +17,7 @@ from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
 from dmvi.starts._modes import Modes, separate_modes, visited_modes
 from dmvi.starts._pathfinder import pathfinder
 from dmvi.starts._prior import prior_gaussian
+from dmvi.starts._threads import small_matrices
 from dmvi.targets import Target
 from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
 
@@ -83,7 +84,8 @@ def warm_start(
     progress.note("warm start")
     start_key, fit_key = children(key, 2)
     surface = Surface(target)
-    candidates, searched = _candidates(target, surface, start_key, full=full)
+    with small_matrices(target.dim):
+        candidates, searched = _candidates(target, surface, start_key, full=full)
     dtype = jnp.result_type(float)
     # One program fits all candidates side by side, and both stages.
     affine = _anchors(
@@ -98,12 +100,14 @@ def warm_start(
     elbos = np.asarray(elbos)
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
     best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
-    visited = None if target.params or target.subsampled else visited_modes(surface, searched)
-    start = WarmStart(best, candidates[winner].name, best_params, visited=visited)
-    if mixes and not target.params:
-        modes = separate_modes(target, surface, searched, single=float(elbos[winner]), key=key)
-        if modes is not None:
-            return start._replace(name=f"{len(modes.log_weights)} modes", modes=modes)
+    start = WarmStart(best, candidates[winner].name, best_params)
+    with small_matrices(target.dim):
+        if not target.params and not target.subsampled:
+            start = start._replace(visited=visited_modes(surface, searched))
+        if mixes and not target.params:
+            modes = separate_modes(target, surface, searched, single=float(elbos[winner]), key=key)
+            if modes is not None:
+                return start._replace(name=f"{len(modes.log_weights)} modes", modes=modes)
     return start
 
 
