@@ -1,7 +1,7 @@
 """One thread for linear algebra on small matrices.
 
-Searches for modes make thousands of calls at a few dozen dimensions. Threads that wake up for each of them, and then
-wait for work beside those of XLA, take many times as long as the arithmetic.
+Searches for modes make thousands of calls at a few dozen dimensions. Threads that wake up for each of them,
+and then wait for work beside those of XLA, take many times as long as the arithmetic.
 """
 
 import contextlib
