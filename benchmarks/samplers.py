@@ -1,13 +1,15 @@
 """Public targets of neural samplers: default `dmvi.fit` beside NumPyro's guides, and growth with dimension.
 
     python -m benchmarks.samplers DATA_FOLDER
-    python -m benchmarks.samplers DATA_FOLDER --targets sonar funnel --seeds 0 --no-peers --no-growth
+    python -m benchmarks.samplers DATA_FOLDER --targets sonar funnel --seeds 0 --peers IAF --no-growth
 
 Every fit starts with empty compilation caches, so its seconds include compilation. ELBOs are on fresh draws;
-the tables show the worst seed. "published" is the best figure of a neural sampler that we know of.
+the tables show the worst seed; each fit is told on standard error as it ends. "published" is the best figure of a neural sampler that we know of.
 """
 
 import argparse
+import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,17 +97,27 @@ def worst(results: Sequence[Result]) -> Result:
     return Result(min(elbos), max(result.seconds for result in results))
 
 
-def samplers(folder: Path, names: Sequence[str], seeds: Sequence[int], with_peers: bool) -> None:
+def samplers(folder: Path, names: Sequence[str], seeds: Sequence[int], peers: Sequence[str]) -> None:
     """Prints the table of the public targets, one row as soon as it is measured."""
-    print("| target | d | dmvi | bar | published | " + " | ".join(PEERS) + " |")
-    print("|---" * (5 + len(PEERS)) + "|", flush=True)
+    print("| target | d | dmvi | bar | published | " + " | ".join(peers) + " |")
+    print("|---" * (5 + len(peers)) + "|", flush=True)
     for name in names:
         target = PUBLIC[name](folder)
-        cells = [target.title, str(target.dim), str(worst([measure_dmvi(target, "auto", s) for s in seeds]))]
-        cells += [f"{BARS[name]:g}", f"{PUBLISHED[name]:g}"]
-        for peer in PEERS:
-            cells.append(str(worst([measure_peer(target, peer, s) for s in seeds])) if with_peers else "")
+        ours = _worst(f"{name}, dmvi", seeds, functools.partial(measure_dmvi, target, "auto"))
+        cells = [target.title, str(target.dim), str(ours), f"{BARS[name]:g}", f"{PUBLISHED[name]:g}"]
+        for peer in peers:
+            measure = functools.partial(measure_peer, target, peer)
+            cells.append(str(_worst(f"{name}, {peer}", seeds, measure)))
         print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _worst(title: str, seeds: Sequence[int], measure: Callable[[int], Result]) -> Result:
+    """The worst seed, every one told as it ends."""
+    results = []
+    for seed in seeds:
+        results.append(measure(seed))
+        print(f"{title}, seed {seed}: {results[-1]}", file=sys.stderr, flush=True)
+    return worst(results)
 
 
 def growth(dims: Sequence[int], seed: int) -> None:
@@ -127,10 +139,10 @@ def main() -> None:
     parser.add_argument("--targets", nargs="*", choices=list(PUBLIC), default=list(PUBLIC), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--dims", nargs="*", type=int, default=GROWTH, help="dimensions of the growth table")
-    parser.add_argument("--no-peers", action="store_true", help="leave NumPyro's guides out")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), metavar="NAME")
     parser.add_argument("--no-growth", action="store_true", help="leave the growth table out")
     arguments = parser.parse_args()
-    samplers(arguments.folder, arguments.targets, arguments.seeds, not arguments.no_peers)
+    samplers(arguments.folder, arguments.targets, arguments.seeds, arguments.peers)
     if not arguments.no_growth:
         growth(arguments.dims, arguments.seeds[0])
     print("\n" + "; ".join(describe_machine().values()) + ".")
