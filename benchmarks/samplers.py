@@ -4,7 +4,8 @@
     python -m benchmarks.samplers DATA_FOLDER --targets sonar funnel --seeds 0 --peers IAF --no-growth
 
 Every fit starts with empty compilation caches, so its seconds include compilation. ELBOs are on fresh draws;
-the tables show the worst seed; each fit is told on standard error as it ends. "published" is the best figure of a neural sampler that we know of.
+the tables show the worst seed, and each fit is told on standard error as it ends. "published" is the best
+figure of a neural sampler that we know of.
 """
 
 import argparse
