@@ -24,7 +24,8 @@ from benchmarks.machine import describe_machine
 from benchmarks.step import kind_of, profile
 from benchmarks.targets import TARGETS
 from dmvi._compile import quick_options
-from dmvi._fit import GUIDES, STEPS, training_settings
+from dmvi._fit import STEPS, training_settings
+from dmvi._grow import first_choice
 from dmvi.guides import anchored
 from dmvi.targets import as_target
 from dmvi.training import Settings, Trained, as_mesh, initial_state, run_chunk
@@ -65,8 +66,9 @@ def step_program(name: str, particles: int, chunk: int, devices: int | None = No
     lab = TARGETS[name]()
     target = as_target(lab.log_density, init=jnp.zeros(lab.dim))
     affine = anchored(jnp.zeros(lab.dim), jnp.eye(lab.dim), full=True)
-    trained = Trained(GUIDES["auto"].build(affine, key=jr.key(0)), target.params)
-    whole = training_settings(GUIDES["auto"], STEPS, particles, None, None)
+    recipe = first_choice(lab.dim)
+    trained = Trained(recipe.build(affine, key=jr.key(0)), target.params)
+    whole = training_settings(recipe, STEPS, particles, None, None)
     mesh = as_mesh(devices, particles, None)
     settings = Settings(whole.objective, whole.optimizer, particles, chunk, whole.cooldown_steps, mesh)
     state = initial_state(trained, settings)
@@ -114,7 +116,8 @@ def _print_profile(program: Callable) -> None:
 def draws(particles: list[int], name: str) -> None:
     """Prints draws per second without and with their density."""
     lab = TARGETS[name]()
-    guide = GUIDES["auto"].build(anchored(jnp.zeros(lab.dim), jnp.eye(lab.dim), full=True), key=jr.key(0))
+    affine = anchored(jnp.zeros(lab.dim), jnp.eye(lab.dim), full=True)
+    guide = first_choice(lab.dim).build(affine, key=jr.key(0))
     print(f"\n{name}\n\n| draws at a time | draws per second | with density |\n|---|---|---|")
     for count in particles:
         keys = jr.split(jr.key(0), count)
