@@ -212,9 +212,7 @@ def test_an_interruption_keeps_what_is_there(monkeypatch):
     chunks_of_a_block = ROUND_LOOKS
     monkeypatch.setattr("dmvi._many_block.LANES_ON_CPU", 3)
     monkeypatch.setattr(Lanes, "_advance", interrupted)
-    # Else these Gaussians would be done at once.
-    monkeypatch.setattr("dmvi.training._course.CLOSE", -1.0)
-    monkeypatch.setattr("dmvi.training._course.SHORTEST", 1.0)
+    monkeypatch.setattr("dmvi.training._course.CLOSE", -1.0)  # else these Gaussians would be done at once
     found = dmvi.fit_many(mean_model, {"y": DATA}, guide="full-rank", steps=STEPS, progress=False)
     done = [posterior.run.status is not dmvi.Status.INTERRUPTED for posterior in found]
     assert done == [True] * 3 + [False] * 4

@@ -94,8 +94,8 @@ def _state(posterior: Posterior, trained: Trained, settings: Settings) -> State:
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
     if shapes != [(np.shape(leaf), leaf.dtype) for leaf in posterior.training]:
         raise InputError(
-            "the state that training left behind does not belong to this optimizer or objective; pass those "
-            "of the fit."
+            "the state that training left behind does not belong to this optimizer or objective, or is of an "
+            "earlier version of dmvi; pass those of the fit, or fit again."
         )
     return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in posterior.training])
 

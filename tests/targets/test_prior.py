@@ -1,5 +1,7 @@
 """Draws of the prior in unconstrained coordinates."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -7,8 +9,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.special
+import scipy.stats
 
+from dmvi.starts._laplace import Surface
 from dmvi.starts._prior import prior_gaussian
+from dmvi.starts._warm_start import _candidates
 from dmvi.targets import from_log_density, from_numpyro
 
 DRAWS = 20_000
@@ -57,7 +63,12 @@ def test_location_and_scale_of_the_prior():
     loc, scale = found
     np.testing.assert_allclose(loc[0], 1.0, atol=0.15)  # scale, on the log scale
     np.testing.assert_allclose(scale[0], 0.5, rtol=0.25)
-    np.testing.assert_allclose(loc[1:4], 2.0, atol=0.8)
+    np.testing.assert_allclose(loc[1:4], 2.0, atol=0.6)  # of sds near e
+    np.testing.assert_allclose(scale[1:4], np.e, rtol=0.3)
+    quartiles = scipy.stats.beta(2, 3).ppf([0.25, 0.5, 0.75])
+    low, middle, high = scipy.special.logit(quartiles)
+    np.testing.assert_allclose(loc[4], middle, atol=0.2)
+    np.testing.assert_allclose(scale[4], (high - low) / 1.349, rtol=0.25)
 
 
 def test_learned_parameters_are_those_of_the_prior():
@@ -70,11 +81,48 @@ def test_learned_parameters_are_those_of_the_prior():
     np.testing.assert_allclose(found[0], 3.0, atol=0.05)
 
 
-def test_improper_priors_and_plain_densities_have_none():
+class Raises(dist.Normal):
+    def sample(self, key, sample_shape=()):
+        raise ValueError("not written yet")
+
+
+class GivesNothing(dist.Normal):
+    def sample(self, key, sample_shape=()):
+        return None
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        dist.ImproperUniform(dist.constraints.real, (), ()),
+        Raises(0.0, 1.0),
+        GivesNothing(0.0, 1.0),
+        dist.InverseGamma(0.001, 0.001),  # most draws overflow
+    ],
+)
+def test_what_cannot_be_drawn_from_is_no_start(prior):
     def model():
-        numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.sample("mu", prior)
         numpyro.sample("y", dist.Normal(0.0, 1.0), obs=0.3)
 
-    assert prior_gaussian(from_numpyro(model), jr.key(0)) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert prior_gaussian(from_numpyro(model), jr.key(0)) is None
+
+
+def test_a_plain_density_has_no_prior():
     density = from_log_density(lambda x: -0.5 * jnp.sum(x**2), init=jnp.zeros(2))
     assert prior_gaussian(density, jr.key(0)) is None
+
+
+def test_the_prior_is_among_the_starts():
+    """Far from zero, wide and without data: nothing else begins near it."""
+
+    def model():
+        numpyro.sample("mu", dist.Normal(300.0, 20.0).expand([3]).to_event(1))
+
+    target = from_numpyro(model)
+    found, _ = _candidates(target, Surface(target), jr.key(0), full=True)
+    (prior,) = [candidate for candidate in found if candidate.name == "prior"]
+    np.testing.assert_allclose(prior.loc, 300.0, atol=8.0)
+    np.testing.assert_allclose(np.diagonal(prior.scale), 20.0, rtol=0.3)

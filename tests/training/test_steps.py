@@ -1,5 +1,7 @@
 """Single steps and chunks of them."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 from dmvi._run import Status
 from dmvi.diffusion import Projected
 from dmvi.guides import DiffusionGuide, Gaussian
-from dmvi.objectives import CoveringELBO, PathELBO
+from dmvi.objectives import CoveringELBO, Paper, PathELBO
 from dmvi.targets import Target, from_log_density
 from dmvi.training import (
     Budget,
@@ -25,7 +27,7 @@ from dmvi.training import (
     initial_state,
 )
 from dmvi.training import run_chunk as plain_chunk
-from dmvi.training._course import MUCH_LEFT, SHORTEST
+from dmvi.training._course import ANNEALING, SHORTEST
 from dmvi.training._state import RETREAT, WARM_UP, _rate
 from dmvi.training._stopping import PATIENCE, TOLERANCE, Plateau
 from tests.guides.registry import DIM, base, perturbed, target
@@ -164,22 +166,37 @@ def test_a_guide_that_folds_is_straightened(objective):
     np.testing.assert_array_equal(after(gentle, holed(-50.0)).shift.out, gentle.flow.shift.out)
 
 
-@pytest.mark.parametrize(
-    ("gap", "share"), [(10 * MUCH_LEFT, 1.0), (MUCH_LEFT / 2, 0.5), (SHORTEST * MUCH_LEFT / 9, SHORTEST)]
-)
-def test_annealing_is_the_shorter_the_less_there_is_to_gain(gap, share):
-    chosen = settings(chunk=10, cooldown_steps=200)
-    course = Course(Kept(0, Look(-1.0, 0.001)), 0, chosen, Budget(10_000, None))
+def course(gap: float, *, budget: int = 10_000, objective=None) -> Course:
+    """A course whose looks all show this gap, to its end; plateaus are seen at once."""
+    chosen = dataclasses.replace(settings(chunk=10, cooldown_steps=200), objective=objective or PathELBO())
+    found = Course(Kept(0, Look(-1.0, 0.001)), 0, chosen, Budget(budget, None))
     step = 0
-    while course.status is None:
+    while not found.done:
         step += 10
-        course.record(Kept(step, Look(-gap, 0.001, gap)), step, 0, 0.0)
-    assert (course.cooldown, course.end) == (step, step + round(200 * share))
-    while not course.done:
-        step += 10
-        course.record(Kept(step, Look(-gap, 0.001, gap)), step, 0, 0.0)
-    assert step == course.end
-    assert course.status is Status.CONVERGED
+        found.record(Kept(step, Look(-gap, 0.001, gap)), step, 0, 0.0)
+    assert step == found.end <= budget
+    return found
+
+
+@pytest.mark.parametrize(("gap", "steps"), [(1.0, 200), (100 / ANNEALING, 100), (1.5e-3, 200 * SHORTEST)])
+def test_annealing_is_the_shorter_the_less_there_is_to_gain(gap, steps):
+    found = course(gap)
+    assert found.end - found.cooldown == steps
+    assert found.status is Status.CONVERGED
+
+
+@pytest.mark.parametrize(("gap", "steps"), [(1.0, 200), (100 / ANNEALING, 100)])
+def test_without_a_plateau_annealing_ends_with_the_budget(gap, steps, monkeypatch):
+    monkeypatch.setattr(Plateau, "reached", lambda *look: False)
+    found = course(gap, budget=1000)
+    assert (found.cooldown, found.end) == (1000 - steps, 1000)
+    assert found.status is Status.STEP_LIMIT
+
+
+def test_broken_looks_and_what_is_no_bound_are_annealed_to_the_full():
+    assert Look.at(np.full(10, np.nan)).gap == np.inf
+    found = course(100 / ANNEALING, budget=1000, objective=Paper())
+    assert found.end - found.cooldown == 200
 
 
 def feed(looks, error=0.001):

@@ -130,7 +130,7 @@ def _remarks(d: Diagnostics) -> tuple[str, ...]:
         remarks.append(f"{d.skipped:,} of {d.steps:,} updates were not finite and were skipped")
     if d.rounding > _ROUNDING:
         remarks.append(
-            f"single precision rounds the log-density by {d.rounding:.2g} nats: this model needs "
+            f"single precision rounds the log-density by about {d.rounding:.2g} nats: call "
             'jax.config.update("jax_enable_x64", True) before anything else'
         )
     return tuple(remarks)

@@ -1,11 +1,13 @@
 """Laplace's approximation at the best of a few optima."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from dmvi._compile import quick_options
 from dmvi.targets._target import Target
@@ -22,10 +24,15 @@ class Surface:
     """
 
     def __init__(self, target: Target):
-        self.dtype = jnp.result_type(float)
+        self.dtype, self.dim = jnp.result_type(float), target.dim
         options = quick_options()
         self._first = jax.jit(jax.value_and_grad(target.log_density), compiler_options=options)
         self._second = jax.jit(target.hessian, compiler_options=options)
+
+    def primitives(self) -> set[str]:
+        """Names of the operations that log pi and its gradient are made of."""
+        traced = self._first.trace(jax.ShapeDtypeStruct((self.dim,), self.dtype))
+        return set(_names(traced.jaxpr.jaxpr))
 
     def value_and_gradient(self, xi: np.ndarray) -> tuple[float, np.ndarray]:
         """log pi(xi) and its gradient."""
@@ -35,6 +42,14 @@ class Surface:
     def hessian(self, xi: np.ndarray) -> np.ndarray:
         """Second derivatives of log pi at xi."""
         return np.asarray(self._second(xi.astype(self.dtype)), float)
+
+
+def _names(jaxpr: Jaxpr) -> Iterator[str]:
+    """Names of the primitives in a program and in all it calls."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in jaxprs_in_params(equation.params):
+            yield from _names(inner)
 
 
 class Mode(NamedTuple):

@@ -17,17 +17,20 @@ SMALLEST_SD = 1e-4
 def prior_gaussian(
     target: Target, key: PRNGKeyArray
 ) -> tuple[Float[np.ndarray, " dim"], Float[np.ndarray, " dim"]] | None:
-    """Location and scale of the prior in each coordinate, by its quartiles; None where it has none.
+    """Location and scale of the prior in each coordinate, by quartiles; None where it cannot be drawn from.
 
     Quartiles and not moments: a half-Cauchy's draws reach too far for these even on the log scale.
     """
     try:
         draws = np.asarray(_draws(target, key), float)
-    except NotImplementedError:
+    except (
+        Exception
+    ):  # improper priors, and whatever else drawing raises in a user's own code: there are other starts
+        return None
+    if not np.isfinite(draws).all():
         return None
     low, loc, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
-    scale = np.clip((high - low) / QUARTILES, SMALLEST_SD, LARGEST_SD)
-    return (loc, scale) if np.isfinite(loc).all() and np.isfinite(scale).all() else None
+    return loc, np.clip((high - low) / QUARTILES, SMALLEST_SD, LARGEST_SD)
 
 
 @compiled

@@ -1,28 +1,50 @@
 """One thread for linear algebra on small matrices.
 
 Searches for modes make thousands of calls at a few dozen dimensions. Threads that wake up for each of them,
-and then wait for work beside those of XLA, take many times as long as the arithmetic.
+and then wait for work beside those of XLA, take many times as long as the arithmetic. XLA has the same
+library do factorisations, which may be large in few dimensions: such models keep all threads.
 """
 
 import contextlib
-import functools
+import threading
 from collections.abc import Iterator
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import threadpool_limits
+
+from dmvi.starts._laplace import Surface
 
 SMALL = 256  # dimensions up to which one thread is quicker
+# What XLA has a library of linear algebra do, and a user's own code: a density of these may need the threads.
+LARGE = frozenset(
+    [
+        "cholesky",
+        "eig",
+        "eigh",
+        "geqrf",
+        "hessenberg",
+        "householder_product",
+        "io_callback",
+        "lu",
+        "pure_callback",
+        "qr",
+        "schur",
+        "svd",
+        "triangular_solve",
+        "tridiagonal",
+        "tridiagonal_solve",
+    ]
+)
 
 
 @contextlib.contextmanager
-def small_matrices(dim: int) -> Iterator[None]:
-    """Within this, libraries of linear algebra use one thread where matrices of size `dim` are small."""
-    if dim > SMALL:
+def small_matrices(surface: Surface) -> Iterator[None]:
+    """Within this, libraries of linear algebra use one thread where only the searches of `surface` need them.
+
+    Their number of threads is one for the whole process, so it is left alone by all but the main thread.
+    """
+    alone = threading.current_thread() is threading.main_thread()
+    if surface.dim > SMALL or not alone or surface.primitives() & LARGE:
         yield
         return
-    with _libraries().limit(limits=1, user_api="blas"):
+    with threadpool_limits(limits=1, user_api="blas"):
         yield
-
-
-@functools.cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()

@@ -84,7 +84,7 @@ def warm_start(
     progress.note("warm start")
     start_key, fit_key = children(key, 2)
     surface = Surface(target)
-    with small_matrices(target.dim):
+    with small_matrices(surface):
         candidates, searched = _candidates(target, surface, start_key, full=full)
     dtype = jnp.result_type(float)
     # One program fits all candidates side by side, and both stages.
@@ -101,7 +101,7 @@ def warm_start(
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
     best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
     start = WarmStart(best, candidates[winner].name, best_params)
-    with small_matrices(target.dim):
+    with small_matrices(surface):
         if not target.params and not target.subsampled:
             start = start._replace(visited=visited_modes(surface, searched))
         if mixes and not target.params:
@@ -122,7 +122,8 @@ def _candidates(
     target: Target, surface: Surface, key: PRNGKeyArray, *, full: bool
 ) -> tuple[list[Candidate], list[Mode]]:
     """Gaussians to begin from, and every mode found on the way."""
-    starts = ranked_starts(target, surface, key)
+    start_key, prior_key = children(key, 2)
+    starts = ranked_starts(target, surface, start_key)
     narrow, wide = (np.full(target.dim, scale) for scale in BROAD_SCALES)
     candidates = [
         Candidate("gaussian-vi", starts[0], np.diag(narrow) if full else narrow),
@@ -133,7 +134,7 @@ def _candidates(
     if found is not None:
         scale = scale_from_precision(found.precision, full=full)
         candidates.append(Candidate("pathfinder", found.loc, scale))
-    prior = prior_gaussian(target, jr.fold_in(key, 1))
+    prior = prior_gaussian(target, prior_key)
     if prior is not None:
         loc, scale = prior
         candidates.append(Candidate("prior", loc, np.diag(scale) if full else scale))
@@ -199,6 +200,6 @@ def improved(
     )
     state = state._replace(cooldown=cooldown, end=end)
     state, seen = run_chunk(state, start, model, settings, key)
-    end = start.with_flat(state.flat)
-    assert isinstance(end.guide, Gaussian)
-    return end.guide.affine.rebased(), end.params, jnp.mean(seen.log_weights[-JUDGED_STEPS:])
+    trained = start.with_flat(state.flat)
+    assert isinstance(trained.guide, Gaussian)
+    return trained.guide.affine.rebased(), trained.params, jnp.mean(seen.log_weights[-JUDGED_STEPS:])

@@ -1,5 +1,6 @@
 """The decisions of one training run, made on the host between chunks of steps."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,13 +16,13 @@ COLLAPSE = 10.0  # nats below the best look at which training is taken back to i
 STALLED = 0.5  # share of a chunk's updates skipped at which it is taken back too
 MAX_RETURNS = 3
 CLOSE = 1e-3  # nats between log evidence and ELBO at which nothing is left to gain
-MUCH_LEFT = 0.07  # nats between them at the plateau from which annealing takes all the steps it may
-SHORTEST = 0.3  # share of these steps that it takes at least
+ANNEALING = 32_000  # steps of annealing for each nat between them, as far as the settings allow
+SHORTEST = 0.3  # share of the longest annealing below which none is
 NEVER = np.iinfo(np.int32).max
 
 
 class Budget(NamedTuple):
-    """How long training may go on: steps, of which the last `cooldown_steps` anneal, and a clock time."""
+    """How long training may go on: steps, of which the last ones anneal, and a clock time."""
 
     steps: int
     deadline: float | None
@@ -67,7 +68,8 @@ class Course:
         """End before the first chunk with what there is."""
         self.open(look)
         self.looks, self.look_steps = [look], [step]
-        self.status, self.end, self.done = Status.SETTLED, step, True
+        self.status, self.done = Status.SETTLED, True
+        self.cooldown = self.end = step
 
     @property
     def limit(self) -> int:
@@ -97,7 +99,8 @@ class Course:
                 self._anneal(step)
         self._go_on(step)
         if self.steered and look.gap < CLOSE and np.isfinite(look.elbo):
-            self.status, self.end, self.done = Status.CONVERGED, step, True
+            self.status, self.done = Status.CONVERGED, True
+            self.cooldown, self.end = min(self.cooldown, step), step
         return broken
 
     def _reason_to_anneal(self, look: Look) -> Status | None:
@@ -105,14 +108,12 @@ class Course:
             return Status.STEP_LIMIT  # too wild for the full rate: let the rate fall
         if self.steered and self._plateau.reached(look.elbo, look.error):
             return Status.CONVERGED
-        return Status.TIME_LIMIT if self._out_of_time(self._settings.cooldown_steps) else None
+        return Status.TIME_LIMIT if self._out_of_time(self._cooldown_steps()) else None
 
     def _go_on(self, step: int) -> None:
         """Begin to anneal when only that fits in the budget; end when it is over."""
-        if (
-            self.status is None
-            and step + self._settings.chunk > self._budget.steps - self._settings.cooldown_steps
-        ):
+        left = self._budget.steps - step
+        if self.status is None and self._settings.chunk + self._cooldown_steps() > left:
             self.status = Status.STEP_LIMIT
             self._anneal(step)
         if self.status is not None and self._out_of_time(0):
@@ -120,16 +121,22 @@ class Course:
         self.done = self.done or step >= self.end
 
     def _anneal(self, step: int) -> None:
-        """Let the rate fall from here on: the shorter, the less there is to gain by it.
+        """Let the rate fall from here on, as far as the budget goes."""
+        left = max(self._budget.steps - step, 0)
+        self.cooldown, self.end = step, step + min(self._cooldown_steps(), left)
 
-        What noise costs falls with the rate, from at most the gap that is left; so the last hundredth of a
-        nat takes a share 0.01 / gap of the fall, and where the gap is small most of it would be in vain.
+    def _cooldown_steps(self) -> int:
+        """Steps over which the rate would fall now: the fewer, the less there is to gain by it.
+
+        What noise costs falls with the rate, and is at most the gap that is left. Where that is small, most
+        of a long fall would be spent on the last hundredth of a nat.
         """
-        chunk, longest = self._settings.chunk, self._settings.cooldown_steps
-        gaps = [look.gap for look in self.looks[-PATIENCE:]]
-        share = float(np.clip(np.mean(gaps) / MUCH_LEFT, SHORTEST, 1.0)) if self.steered and gaps else 1.0
-        steps = longest if share == 1.0 else min(longest, max(1, round(share * longest / chunk)) * chunk)
-        self.cooldown, self.end = step, step + steps
+        longest, chunk = self._settings.cooldown_steps, self._settings.chunk
+        if not self.steered or not self.looks:
+            return longest
+        gap = float(np.mean([look.gap for look in self.looks[-PATIENCE:]]))
+        steps = float(np.clip(ANNEALING * gap, SHORTEST * longest, longest))
+        return min(longest, math.ceil(steps / chunk) * chunk)
 
     def _out_of_time(self, steps_left: int) -> bool:
         if self._budget.deadline is None:

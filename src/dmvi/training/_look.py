@@ -29,7 +29,7 @@ class Look(NamedTuple):
         """From log-weights; those that are not finite count against it, too many make it minus infinity."""
         finite = log_weights[np.isfinite(log_weights)]
         if finite.size <= USABLE * log_weights.size or finite.size == 0:
-            return cls(-np.inf, 0.0)
+            return cls(-np.inf, 0.0, np.inf)
         mean, lost = float(finite.mean()), 1 - finite.size / log_weights.size
         gap = float(logsumexp(finite - mean) - np.log(finite.size)) + LOST * lost
         return cls(mean - LOST * lost, float(finite.std() / np.sqrt(finite.size)), gap)

@@ -112,7 +112,7 @@ class Trainer:
         seconds = time.perf_counter() - began
         if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
-        gap = np.nan if self._target.subsampled else look.gap
+        gap = np.nan if self._target.subsampled and self._target.stream is None else look.gap
         self._progress.update(step, self._course.limit, look.elbo + self._target.offset, gap)
         self._watch(self)
 
