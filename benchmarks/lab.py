@@ -75,7 +75,7 @@ class GuideResult:
         ess: effective share of the draws, as the posterior reports it.
         round_trip_error: largest error of log q when the solver is inverted, in nats.
         steps: optimiser steps.
-        needed: steps after which no look showed a gap more than 0.01 nats above the last.
+        needed: steps after which no look showed a gap more than 0.01 nats above that of the fit.
         status: why training ended.
         draw_seconds: CPU time of 20,000 draws without density, after compilation.
         density_seconds: CPU time of 20,000 draws with density, after compilation.
@@ -142,15 +142,15 @@ def measure_dmvi(target: LabTarget, seed: int) -> GuideResult:
         ess=float(found.ess),
         round_trip_error=float(found.round_trip_error),
         steps=int(found.steps),
-        needed=steps_needed(clock.looks),
+        needed=steps_needed(clock.looks, found.gap),
         status=found.status.name.lower(),
         draw_seconds=_cpu_seconds(jax.jit(lambda key: guide.sample(key, (DRAWS,))), keys[0]),
         density_seconds=_cpu_seconds(jax.jit(jax.vmap(guide.draw)), keys),
     )
 
 
-def steps_needed(looks: Sequence[Seen]) -> int:
-    """The first of the steps from which on no gap is more than NEARLY nats above the last.
+def steps_needed(looks: Sequence[Seen], gap: float) -> int:
+    """The first of the steps from which on no look shows a gap more than NEARLY nats above that of the fit.
 
     Steps count on where the guide has grown and its looks begin anew.
     """
@@ -158,8 +158,7 @@ def steps_needed(looks: Sequence[Seen]) -> int:
         return 1
     each = np.diff([look.step for look in looks], prepend=0)
     steps = np.cumsum(np.where(each > 0, each, [look.step for look in looks]))
-    gaps = np.array([look.gap for look in looks])
-    wide = np.flatnonzero(~(gaps <= gaps[-1] + NEARLY))
+    wide = np.flatnonzero(~(np.array([look.gap for look in looks]) <= gap + NEARLY))
     return max(1, int(steps[min(wide[-1] + 1, len(steps) - 1) if wide.size else 0]))
 
 

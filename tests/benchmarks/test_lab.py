@@ -69,11 +69,11 @@ def looks(gaps, steps):
 
 
 def test_steps_needed_are_those_after_which_the_gap_stays():
-    assert lab.steps_needed(looks([4.0, 0.005, 0.2, 0.009, 0.004, 0.0], range(10, 61, 10))) == 40
-    assert lab.steps_needed(looks([0.001, 0.0], [10, 20])) == 10
-    assert lab.steps_needed(looks([3.0, 2.0, 1.0, 0.0, 0.0], [10, 20, 10, 20, 30])) == 40  # it has grown
-    assert lab.steps_needed(looks([0.0, float("nan")], [10, 20])) == 20
-    assert lab.steps_needed([]) == 1
+    assert lab.steps_needed(looks([4.0, 0.005, 0.2, 0.009, 0.004, 0.0], range(10, 61, 10)), 0.0) == 40
+    assert lab.steps_needed(looks([0.02, 0.0], [10, 20]), 0.012) == 10
+    assert lab.steps_needed(looks([3.0, 2.0, 1.0, 0.0, 0.0], [10, 20, 10, 20, 30]), 0.0) == 40  # it has grown
+    assert lab.steps_needed(looks([0.0, float("nan")], [10, 20]), 0.0) == 20
+    assert lab.steps_needed([], 0.0) == 1
 
 
 def test_of_a_hard_target_only_gap_and_steps_are_judged():

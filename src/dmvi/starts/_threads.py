@@ -15,25 +15,12 @@ from dmvi.starts._laplace import Surface
 
 SMALL = 256  # dimensions up to which one thread is quicker
 # What XLA has a library of linear algebra do, and a user's own code: a density of these may need the threads.
-LARGE = frozenset(
-    [
-        "cholesky",
-        "eig",
-        "eigh",
-        "geqrf",
-        "hessenberg",
-        "householder_product",
-        "io_callback",
-        "lu",
-        "pure_callback",
-        "qr",
-        "schur",
-        "svd",
-        "triangular_solve",
-        "tridiagonal",
-        "tridiagonal_solve",
-    ]
+FACTORISATIONS = frozenset(
+    {"cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "qr", "schur", "svd"}
 )
+SOLVES = frozenset({"hessenberg", "triangular_solve", "tridiagonal", "tridiagonal_solve"})
+CALLBACKS = frozenset({"io_callback", "pure_callback"})
+LARGE = FACTORISATIONS | SOLVES | CALLBACKS
 
 
 @contextlib.contextmanager
