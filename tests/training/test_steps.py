@@ -193,6 +193,17 @@ def test_without_a_plateau_annealing_ends_with_the_budget(gap, steps, monkeypatc
     assert found.status is Status.STEP_LIMIT
 
 
+def test_annealing_ends_early_once_there_is_nothing_left_to_gain():
+    chosen = settings(chunk=10, cooldown_steps=200)
+    found, step = Course(Kept(0, Look(-1.0, 0.001)), 0, chosen, Budget(10_000, None)), 0
+    while not found.done:
+        step += 10
+        gap = 1.0 if found.status is None else 45 / ANNEALING
+        found.record(Kept(step, Look(-1.0, 0.001, gap)), step, 0, 0.0)
+    # The first look still counts the one before it; the second asks for five more chunks.
+    assert found.end - found.cooldown == 20 + 50
+
+
 def test_broken_looks_and_what_is_no_bound_are_annealed_to_the_full():
     assert Look.at(np.full(10, np.nan)).gap == np.inf
     found = course(100 / ANNEALING, budget=1000, objective=Paper())

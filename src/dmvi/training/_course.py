@@ -97,6 +97,8 @@ class Course:
             self.status = self._reason_to_anneal(look)
             if self.status is not None:
                 self._anneal(step)
+        elif self.steered:
+            self.end = min(self.end, step + self._worthwhile())
         self._go_on(step)
         if self.steered and look.gap < CLOSE and np.isfinite(look.elbo):
             self.status, self.done = Status.CONVERGED, True
@@ -126,17 +128,24 @@ class Course:
         self.cooldown, self.end = step, step + min(self._cooldown_steps(), left)
 
     def _cooldown_steps(self) -> int:
-        """Steps over which the rate would fall now: the fewer, the less there is to gain by it.
+        """Steps over which the rate would fall now."""
+        longest = self._settings.cooldown_steps
+        if not self.steered or not self.looks:
+            return longest
+        return min(longest, max(self._worthwhile(), self._in_chunks(SHORTEST * longest)))
+
+    def _worthwhile(self) -> int:
+        """Steps of annealing for what is left to gain by it, in whole chunks.
 
         What noise costs falls with the rate, and is at most the gap that is left. Where that is small, most
         of a long fall would be spent on the last hundredth of a nat.
         """
-        longest, chunk = self._settings.cooldown_steps, self._settings.chunk
-        if not self.steered or not self.looks:
-            return longest
         gap = float(np.mean([look.gap for look in self.looks[-PATIENCE:]]))
-        steps = float(np.clip(ANNEALING * gap, SHORTEST * longest, longest))
-        return min(longest, math.ceil(steps / chunk) * chunk)
+        return self._in_chunks(min(ANNEALING * gap, self._settings.cooldown_steps))
+
+    def _in_chunks(self, steps: float) -> int:
+        """Whole chunks of so many steps at least, up to rounding."""
+        return math.ceil(steps / self._settings.chunk - 1e-6) * self._settings.chunk
 
     def _out_of_time(self, steps_left: int) -> bool:
         if self._budget.deadline is None:
