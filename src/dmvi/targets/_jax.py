@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from dmvi._compile import quick_options
 from dmvi._errors import InputError
 from dmvi.targets._checks import NUM_STARTS, check_search, explain_failure, find_start
 from dmvi.targets._coordinates import Coordinates
@@ -42,7 +43,7 @@ def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Targ
     density = point.density(log_density)
     try:
         with jax.default_matmul_precision("highest"):
-            search = jax.jit(find_start, static_argnums=(0, 2))(
+            search = jax.jit(find_start, static_argnums=(0, 2), compiler_options=quick_options())(
                 lambda xi: (density(xi, {}, None), jnp.zeros((0,), int)), point.trial_points(), 0
             )
     except InputError:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.dtypes import canonicalize_dtype
 from jaxtyping import Array, PRNGKeyArray
 
+from dmvi._compile import quick_options
 from dmvi._errors import InputError
 from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
 from dmvi.targets._checks import NUM_STARTS, Search, check_search, explain_failure, find_start
@@ -85,7 +86,7 @@ def probe_program(model: Callable, arguments: Arguments) -> tuple[Program, Probe
         return Probe(params, observed, search)
 
     with jax.default_matmul_precision("highest"):
-        probe = jax.jit(run)(jax.random.key(0))
+        probe = jax.jit(run, compiler_options=quick_options())(jax.random.key(0))
     return programs[-1], probe
 
 
