@@ -103,7 +103,8 @@ def test_a_small_guide_grows_and_is_better(small, whole, tmp_path):
     assert grown.run.settings["particles"] == 8 * dmvi._grow.MORE_PARTICLES
     np.testing.assert_array_equal(grown.run.history[: len(small.run.history)], small.run.history)
     assert np.all(np.diff(grown.run.history_steps) > 0)
-    assert grown.diagnostics.elbo > small.diagnostics.elbo
+    # By 2,000 draws each: after so few steps the mean of 20,000 is that of one draw far out.
+    assert grown.run.history[-1] > small.run.history[-1] + 0.1
     assert "; grown by triangular steps and particles, as " in repr(grown)
     grown.save(tmp_path / "fit.dmvi")
     loaded = dmvi.load(tmp_path / "fit.dmvi", banana, init=jnp.zeros(DIM))
