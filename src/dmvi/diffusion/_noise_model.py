@@ -1,6 +1,8 @@
 r"""The paper's noise model: a multilayer perceptron with one hidden layer.
 
 eps(w, t) = O drop(g * norm(gelu(W w + E time(t) + b)) + o) + c
+
+Dropout multiplies what g and o make, so a mask is a network of its own: one with other g and o.
 """
 
 import equinox as eqx
@@ -37,10 +39,15 @@ class NoiseMLP(NoiseModel):
         self.out = initial_weights(keys[2], (dim, width), SMALL)
         self.dropout = dropout
 
+    def thinned(self, key: PRNGKeyArray) -> "NoiseMLP":
+        """The network with one mask of dropout: for several evaluations that are to share it."""
+        keep = jr.bernoulli(key, 1 - self.dropout, self.gain.shape) / (1 - self.dropout)
+        return eqx.tree_at(lambda net: (net.gain, net.offset), self, (keep * self.gain, keep * self.offset))
+
     def __call__(self, w, time, key=None):
-        h = jax.nn.gelu(self.first @ w + self.time @ time_features(jnp.pi * time) + self.bias)
-        h = self.gain * (h - h.mean()) * jax.lax.rsqrt(h.var() + 1e-5) + self.offset
         if self.dropout > 0 and key is not None:
-            keep = jr.bernoulli(key, 1 - self.dropout, h.shape)
-            h = jnp.where(keep, h / (1 - self.dropout), 0.0)
+            return self.thinned(key)(w, time)
+        h = jax.nn.gelu(self.first @ w + self.time @ time_features(jnp.pi * time) + self.bias)
+        centred = h - h.mean()
+        h = self.gain * centred * jax.lax.rsqrt(jnp.mean(centred**2) + 1e-5) + self.offset
         return self.out @ h + self.out_bias
