@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dmvi.paper import METHODS, data_set, paper_model
+from dmvi.paper import METHODS, _methods, data_set, paper_model
 from dmvi.paper._cells import Job
 from dmvi.paper._methods import DRAWS, _sites, apply
 from dmvi.paper._work import run_job
@@ -22,6 +22,16 @@ def test_sites_at_the_truth():
         truth = data_set(model, 10, 0, None).truth
         sites = {site: value[None] for site, value in _sites(model, truth).items()}
         np.testing.assert_allclose(model.coordinates(sites)[0], truth, atol=1e-4)
+
+
+@pytest.mark.parametrize(("limit", "longer"), [(np.inf, 1), (0.0, 4)])
+def test_chains_that_do_not_agree_are_run_longer_and_thinned(monkeypatch, limit, longer):
+    for name, value in {"DRAWS": 400, "WARM_UP": 50, "AGREEMENT": limit}.items():
+        monkeypatch.setattr(_methods, name, value)
+    model = paper_model("mean", "printed")
+    (fitted,) = apply(METHODS["nuts"], model, [data_set(model, 20, 0, None)], [0])
+    assert fitted.steps == 50 + longer * 100
+    assert fitted.u.shape == (400, 5)
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ DRAWS = 20_000
 CHAINS = 4
 WARM_UP = 1000
 ACCEPTANCE = 0.9
+AGREEMENT = 1.05  # R-hat below which chains agree
+LONGER = 4  # times as long, where they do not
 
 _Result = TypeVar("_Result")
 
@@ -150,13 +152,23 @@ def _exact(model: PaperModel, data: DataSet, seed: int) -> Fitted:
 
 
 def _nuts(model: PaperModel, data: DataSet, seed: int) -> Fitted:
-    """NUTS; in the mixture from the truth, so that all chains have its labelling."""
+    """NUTS; in the mixture from the truth, so that all chains have its labelling.
+
+    Chains that do not agree are run anew, longer and thinned to as many draws.
+    """
+    found, disagreement = _chains(model, data, seed, thinning=1)
+    return found if disagreement < AGREEMENT else _chains(model, data, seed, thinning=LONGER)[0]
+
+
+def _chains(model: PaperModel, data: DataSet, seed: int, *, thinning: int) -> tuple[Fitted, float]:
+    """Chains of which every so many draws are kept, and the largest R-hat."""
     start = init_to_value(values=_sites(model, data.truth)) if model.labelled else init_to_uniform()
-    kernel = NUTS(model.program, target_accept_prob=ACCEPTANCE, init_strategy=start)
+    steps = thinning * DRAWS // CHAINS
     sampler = MCMC(
-        kernel,
+        NUTS(model.program, target_accept_prob=ACCEPTANCE, init_strategy=start),
         num_warmup=WARM_UP,
-        num_samples=DRAWS // CHAINS,
+        num_samples=steps,
+        thinning=thinning,
         num_chains=CHAINS,
         chain_method="vectorized",
         progress_bar=False,
@@ -170,15 +182,17 @@ def _nuts(model: PaperModel, data: DataSet, seed: int) -> Fitted:
     divergences = int(np.sum(sampler.get_extra_fields()["diverging"]))
     u = model.coordinates(draws)
     chains = relabelled(model, u, data.truth).reshape(CHAINS, DRAWS // CHAINS, -1)
+    disagreement = float(np.max(split_gelman_rubin(chains)))
     # Warm-up is to NUTS what training is to a guide; the share of its steps stands for its time.
-    share = WARM_UP / (WARM_UP + DRAWS // CHAINS)
-    return Fitted(
+    share = WARM_UP / (WARM_UP + steps)
+    found = Fitted(
         u,
         share * seconds,
         (1 - share) * seconds,
-        steps=WARM_UP + DRAWS // CHAINS,
-        status=f"{divergences} divergences, R-hat {np.max(split_gelman_rubin(chains)):.3f}",
+        steps=WARM_UP + steps,
+        status=f"{divergences} divergences, R-hat {disagreement:.3f}",
     )
+    return found, disagreement
 
 
 def _sites(model: PaperModel, u: np.ndarray) -> dict[str, np.ndarray]:
