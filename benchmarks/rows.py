@@ -174,6 +174,7 @@ def fit_rows(kind: str, folder: Path, count: int) -> dict[str, float]:
 
     _rows.ArrayRows.draw = counted(_rows.ArrayRows.draw, many=False)
     _rows.ArrayRows.blocks = counted(_rows.ArrayRows.blocks, many=True)
+    passes = _timed_passes()
     model, paths, data, site = _problem(kind, folder, count)
     began = time.perf_counter()
     posterior = dmvi.fit(model, data, batch_size=BATCH, progress=False)
@@ -196,5 +197,22 @@ def fit_rows(kind: str, folder: Path, count: int) -> dict[str, float]:
         "sd_error": float(np.max(np.abs(draws.std(0) / sd - 1))),
         "sd_error_rms": float(np.sqrt(np.mean((draws.std(0) / sd - 1) ** 2))),
         "numpy_seconds": min(numpy_pass(paths) for _ in range(2)),
+        "pass_seconds": min(passes),
         "steps": posterior.run.steps,
     }
+
+
+def _timed_passes() -> list[float]:
+    """Seconds of every pass over all rows for value and slope, filled in as they are made."""
+    from dmvi.targets import Stream
+
+    passes, derivatives = [], Stream.derivatives
+
+    def timed(self, xi):
+        began = time.perf_counter()
+        found = derivatives(self, xi)
+        passes.append(time.perf_counter() - began)
+        return found
+
+    Stream.derivatives = timed
+    return passes
