@@ -179,9 +179,9 @@ def fit(
         settings={**record, **made},
         visited=np.zeros((0, 1, 0)) if start.visited is None else start.visited,
     )
-    # What was weighed before training are the first draws of the diagnostics, and, even as they are, all.
+    # What was weighed before training are the draws of the diagnostics where these can be no more.
     # Several processes weigh together, so all of them have to do it again.
-    known = outcome.status is Status.SETTLED and team.alone and target.stream.first_draws <= CHECKED
+    known = outcome.status is Status.SETTLED and team.alone and target.stream.draws <= CHECKED
     weighed = start.weighed if known else None
     training = jax.tree.leaves(outcome.state)
     return Posterior(target, outcome.guide, run, keys[3], training=training, weighed=weighed)

@@ -3,14 +3,12 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
 import dmvi
-from dmvi.posterior._diagnostics import weigh_enough
 from dmvi.targets import anchored_at, as_target, from_rows
 from dmvi.targets._rows import ArrayRows, NpyColumn, open_rows, prefetched
 
@@ -169,16 +167,6 @@ def test_a_fit_on_batches_is_the_fit_on_all_rows(fitted, full):
     assert found.gap < 0.05
     assert found.draws == 20_000
     assert posterior.run.history[-1] == pytest.approx(found.elbo, abs=0.5)
-
-
-@pytest.mark.parametrize(("even", "draws"), [(np.inf, 300), (-1.0, 2000)])
-def test_more_draws_are_weighed_where_the_first_are_uneven(fitted, monkeypatch, even, draws):
-    monkeypatch.setattr("dmvi.posterior._diagnostics._EVEN", even)
-    monkeypatch.setattr("dmvi.targets._stream.LITTLE_WORK", 300 * N)
-    monkeypatch.setattr("dmvi.targets._stream.WORK", 2000 * N)
-    found = weigh_enough(fitted._draws, jr.key(5), 10)
-    assert len(found.log_w) == draws
-    np.testing.assert_allclose(found.log_w, fitted._draws.weigh(jr.key(5), draws).log_w, atol=1e-3)
 
 
 def test_a_start_that_leaves_nothing_to_gain_is_kept(tmp_path):

@@ -21,7 +21,6 @@ DRAWS = 20_000
 # The standard error of k-hat is about (1 + k) / sqrt(3 sqrt(n)): 0.08 at n = 20,000 and 0.06 at 80,000.
 MORE_DRAWS = 80_000
 _DOUBTFUL = (0.6, 1.0)
-_EVEN = 0.01  # nats: half the variance of log-weights, which is the gap where they are normal
 # An error of log q beyond this many nats is no rounding: the solver was not inverted.
 _ROUND_TRIP_TOLERANCE = 0.1
 
@@ -160,19 +159,14 @@ def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
 def weigh_enough(draws: Draws, key: PRNGKeyArray, kept: int) -> Weighed:
     """The weighed draws of the diagnostics: DRAWS, or MORE_DRAWS where k-hat is too near 0.7 to tell.
 
-    On rows in files fewer, and very few where their weights are even: more would say the same.
-
     Args:
         draws: the guide's.
         key: random key; the first DRAWS are the same in either case.
         kept: how many xi are kept.
     """
-    if draws.streamed:
-        first = draws.weigh_first(key)
-        return first if np.var(first.log_w) / 2 < _EVEN else draws.weigh(key, DRAWS, before=first)
     weighed = draws.weigh(key, DRAWS, kept)
     low, high = _DOUBTFUL
-    if low < smooth(weighed.log_w)[1] < high:
+    if not draws.streamed and low < smooth(weighed.log_w)[1] < high:
         return draws.weigh(key, MORE_DRAWS, kept, before=weighed)
     return weighed
 

@@ -57,11 +57,10 @@ class Draws:
             n: number of draws.
             kept: how many xi are kept beside the weights, at least; all where it is None. Tens of thousands
                 of draws in as many dimensions would fill a memory.
-            before: what this gave for the same key and a smaller n to go on from, a multiple of the chunk
-                unless draws are weighed on rows in files.
+            before: what this gave for the same key and a smaller n, a multiple of the chunk, to go on from.
         """
         if self._target.stream is not None:
-            return self._weigh_rows(key, min(n, self._target.stream.draws), before)
+            return self._weigh_rows(key, min(n, self._target.stream.draws))
         nothing = np.empty((0, self._target.dim), jnp.result_type(float))
         parts = [] if before is None else [before]
         done = 0 if before is None else len(before.log_q)
@@ -72,18 +71,11 @@ class Draws:
             parts.append(part if kept is None or start < kept else part._replace(xi=nothing))
         return _join(parts, n)
 
-    def weigh_first(self, key: PRNGKeyArray) -> Weighed:
-        """The first draws on rows in files, as many as are weighed in little time."""
-        return self._weigh_rows(key, self._target.stream.first_draws, None)
-
-    def _weigh_rows(self, key: PRNGKeyArray, n: int, before: Weighed | None) -> Weighed:
+    def _weigh_rows(self, key: PRNGKeyArray, n: int) -> Weighed:
         """Draws weighed on all rows, in one pass over them."""
         keys = self._keys(key, n)
         drawn = _join([_draw(self._guide, chunk_key, self._chunk) for chunk_key in keys], n)
-        known = np.empty(0) if before is None else before.log_pi[:n]
-        if len(known) < n:
-            known = np.concatenate([known, self._over_all_rows(drawn.xi[len(known) :])])
-        return Weighed(drawn.xi, known, drawn.log_q)
+        return Weighed(drawn.xi, self._over_all_rows(drawn.xi), drawn.log_q)
 
     def _over_all_rows(self, xi: np.ndarray) -> Float[np.ndarray, " n"]:
         """log pi, its likelihood summed in double precision."""

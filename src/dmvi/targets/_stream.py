@@ -48,7 +48,6 @@ MOST_ROWS = 2**15  # and most rows, for the same reason
 CURVATURES = 2**22  # rows times coordinates of a block behind a Hessian
 AT_A_TIME = min(4, os.cpu_count() or 1)  # blocks in work: not all of the work on one is parallel
 WORK = 25 * 10**8  # rows times draws that one pass of the diagnostics may cost
-LITTLE_WORK = WORK // 10  # and that the first costs, which may be all
 FEWEST, MOST = 250, 20_000  # draws of the diagnostics
 
 Terms = dict[str, Array]  # log-likelihood terms by observed site
@@ -89,11 +88,6 @@ class Stream:
     def draws(self) -> int:
         """How many draws the diagnostics can afford to weigh on all rows."""
         return int(np.clip(WORK // self.rows.count, FEWEST, MOST))
-
-    @property
-    def first_draws(self) -> int:
-        """How many of them are weighed first, which is enough where their weights are even."""
-        return int(np.clip(LITTLE_WORK // self.rows.count, FEWEST, MOST))
 
     def derivatives(self, xi: np.ndarray) -> Derivatives:
         """L(xi) and its slope over all rows, in one pass."""
