@@ -52,7 +52,6 @@ def test_mean_field_is_not():
 ONE = np.array([0.3, -0.2, 0.8, 0.1, 0.5, 0.9])
 
 
-@pytest.mark.slow
 def test_around_one_data_set():
     found = dmvi.calibrate(correlated, {"x": X, "y": ONE}, near=True, n=40, **QUICK)
     assert found.near
@@ -121,6 +120,48 @@ def learned_model(y):
     numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0, 1)), scale), obs=y)
 
 
+def lagged_model(y):
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    before = jnp.concatenate([jnp.zeros(1), y[:-1]])
+    numpyro.sample("y", dist.Normal(slope * before, 1).to_event(1), obs=y)
+
+
+def scaled_model(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.handlers.scale(scale=2.0):
+        numpyro.sample("y", dist.Normal(mu, 1).expand([3]).to_event(1), obs=y)
+
+
+def test_a_posterior_of_other_data_is_refused():
+    other = dmvi.fit(correlated, {"x": X, "y": ONE + 1}, **{**QUICK, "steps": 20})
+    with pytest.raises(dmvi.InputError, match="of other data"):
+        dmvi.calibrate(correlated, {"x": X, "y": ONE}, near=other, n=20, **QUICK)
+
+
+def signed(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.deterministic("positive", mu > 0)
+    numpyro.deterministic("one", jnp.ones(()))
+    numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+def test_ties_are_broken_evenly_and_what_never_varies_is_left_out():
+    found = dmvi.calibrate(signed, {"y": np.zeros(())}, n=100, **QUICK)
+    assert set(found.sites) == {"mu", "positive", LOG_JOINT}
+    assert found.calibrated, found
+
+
+def test_a_simulator_s_truth_shows_the_joint_density_too():
+    simulator = read_simulator(correlated, {"x": X, "y": (6,)})
+
+    def simulate(key):
+        truth, data = simulator.simulate(key[None])
+        return {"w": truth["w"][0]}, {"y": data["y"][0]}
+
+    found = dmvi.calibrate(correlated, simulate, shared={"x": X}, n=20, **QUICK)
+    assert set(found.sites) == {"w", LOG_JOINT}
+
+
 @pytest.mark.parametrize(
     ("model", "data", "changes", "message"),
     [
@@ -134,6 +175,11 @@ def learned_model(y):
         (correlated, {"x": X, "y": (6,)}, {"level": 95}, "probability"),
         (correlated, {"x": X, "y": (6,)}, {"init": 0.0}, "simulator"),
         (correlated, lambda key: 3, {}, "two things"),
+        (lagged_model, {"y": np.linspace(0, 1, 5)}, {}, "lags of y"),
+        (scaled_model, {"y": np.ones(3)}, {}, "the scale of 'y'"),
+        (correlated, {"x": X, "y": (6,)}, {"near": True}, "only a shape"),
+        (correlated, {"x": X, "y": ONE}, {"near": 1}, "near must be"),
+        (correlated, {"x": X, "y": ONE}, {"near": True, "init": 0.0}, "leave out"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(model, data, changes, message):

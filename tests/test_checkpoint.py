@@ -157,6 +157,8 @@ def test_sigterm_saves_and_ends_the_process(tmp_path, monkeypatch):
         ({"guide": "mean-field"}, "guide was"),
         ({"init": jnp.zeros(3)}, "other variables"),
         ({"model": quartic(0.6)}, "log-density has other values"),
+        ({"init": jnp.ones(2)}, "init was"),
+        ({"objective": dmvi.objectives.PathELBO()}, "objective was"),
     ],
 )
 def test_a_checkpoint_of_another_call_is_refused(saved, changed, reason):

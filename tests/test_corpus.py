@@ -1,6 +1,11 @@
 """Files that once broke a reader, and fresh damage: each is read, or refused in words, at once."""
 
+import hashlib
+import io
+import json
 import random
+import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +14,7 @@ import pytest
 import dmvi
 from benchmarks.fuzz import attempt, damaged, damaged_npz, data_seeds, read_fit, resigned
 from dmvi.cli._data import read_data
+from dmvi.targets._rows import open_rows
 from tests.test_faults import a_posterior
 
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
@@ -44,3 +50,95 @@ def test_an_archive_that_unpacks_to_too_much(tmp_path, monkeypatch):
     monkeypatch.setattr("dmvi.cli._data.LARGEST_UNPACKED", 1000)
     with pytest.raises(dmvi.InputError, match="would unpack to 800,128 bytes"):
         read_data(path)
+
+
+def test_an_archive_of_many_small_members_that_unpack_to_too_much(tmp_path, monkeypatch):
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, *(np.zeros(20_000) for _ in range(50)))
+    monkeypatch.setattr("dmvi.cli._data.LARGEST_UNPACKED", 1_000_000)
+    with pytest.raises(dmvi.InputError, match="would unpack"):
+        read_data(path)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet", ".arrow"])
+@pytest.mark.parametrize("content", [b"", b"no table", b"\x93NUMPY\x01\x00\x05\x00abc(d", b"PAR1" * 9])
+def test_files_of_rows_that_are_none(tmp_path, suffix, content):
+    if suffix != ".npy":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(dmvi.InputError, match="readable"):
+        open_rows({"y": str(path)})
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (0, 2)])
+def test_files_of_rows_without_numbers(tmp_path, shape):
+    np.save(tmp_path / "y.npy", np.zeros(shape))
+    with pytest.raises(dmvi.InputError, match="holds no numbers"):
+        open_rows({"y": str(tmp_path / "y.npy")})
+
+
+def test_an_archive_under_the_name_of_an_array(tmp_path):
+    np.savez(tmp_path / "y.npz", y=np.zeros(3))
+    (tmp_path / "y.npz").rename(tmp_path / "y.npy")
+    with pytest.raises(dmvi.InputError, match="one array"):
+        open_rows({"y": str(tmp_path / "y.npy")})
+
+
+def changed_fit(path: Path, change) -> None:
+    """A fit with its manifest and members changed and signed anew."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(members["manifest.json"])
+    change(manifest, members)
+    members["manifest.json"] = json.dumps(manifest).encode()
+    members["manifest.sha256"] = hashlib.sha256(members["manifest.json"]).hexdigest().encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def test_a_member_named_many_times_is_not_read_many_times(tmp_path):
+    path = a_posterior().save(tmp_path / "fit.dmvi", n=5)
+
+    def change(manifest, members):
+        manifest["arrays"] |= {f"observed/{i}": manifest["arrays"]["xi"] for i in range(5)}
+
+    changed_fit(path, change)
+    with pytest.raises(dmvi.InputError, match="twice"):
+        dmvi.load(path)
+
+
+@pytest.mark.parametrize("name", ["log_pi", "log_q"])
+def test_densities_of_other_draws_are_refused(tmp_path, name):
+    path = a_posterior().save(tmp_path / "fit.dmvi", n=5)
+
+    def change(manifest, members):
+        buffer = io.BytesIO()
+        np.save(buffer, np.zeros(3, np.float32))
+        entry = manifest["arrays"][name]
+        members[entry["file"]] = buffer.getvalue()
+        entry["sha256"] = hashlib.sha256(buffer.getvalue()).hexdigest()
+
+    changed_fit(path, change)
+    with pytest.raises(dmvi.InputError, match="densities"):
+        dmvi.load(path)
+
+
+def test_a_guide_larger_than_the_file_is_never_made(tmp_path):
+    def density(x):
+        return -0.5 * x**2
+
+    path = dmvi.fit(density, init=0.0, guide="full-rank", steps=10, progress=False).save(
+        tmp_path / "fit.dmvi", n=5
+    )
+    network = {"type": "MLP", "width": 100_000, "depth": 50, "layer_norm": False, "dropout": 0.0}
+
+    def change(manifest, members):
+        manifest["record"]["run"]["settings"]["guide"] = {"type": "DiffusionGuide", "network": network}
+
+    changed_fit(path, change)
+    began = time.process_time()
+    with pytest.raises(dmvi.InputError, match="other arrays"):
+        dmvi.load(path, density, init=0.0)
+    assert time.process_time() - began < 20  # 2 x 10^12 bytes would be needed

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 import pytest
 
 import dmvi
-from dmvi.cli._output import written_whole
+from dmvi.cli._output import write_draws, written_whole
 from dmvi.posterior import Posterior
 from dmvi.posterior._container import read, write
 from dmvi.targets._rows import NpyColumn, open_rows
@@ -73,6 +73,39 @@ def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.mkstemp", refused)
     with pytest.raises(dmvi.InputError, match="Permission denied"):
         a_posterior().save(tmp_path / "fit.dmvi", n=10)
+
+
+def test_permissions_stay_and_a_link_stays_a_link(tmp_path):
+    (tmp_path / "there").mkdir()
+    file, link = tmp_path / "there" / "fit.dmvi", tmp_path / "fit.dmvi"
+    a_posterior().save(file, n=10)
+    file.chmod(0o600)
+    link.symlink_to(file)
+    a_posterior(0.5).save(link, n=10)
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert dmvi.load(file).draws == 10
+
+
+def test_a_fit_that_cannot_be_written_where_it_should_is_written_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "spare").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spare"))
+    path, replace = tmp_path / "fit.dmvi", os.replace
+    path.write_bytes(b"old")
+
+    def full_here(source, target):
+        if Path(target).parent == tmp_path:
+            full()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full_here)
+    with pytest.raises(dmvi.InputError, match=r"fit.dmvi' could not be written.*unchanged.*not lost") as told:
+        write_draws(a_posterior(), path, draws=10, seed=0, force=True)
+    assert path.read_bytes() == b"old"
+    (kept,) = (tmp_path / "spare").iterdir()
+    assert str(kept) in str(told.value)
+    assert str(path) in str(told.value)
+    assert dmvi.load(kept).draws == 10
 
 
 def test_the_command_line_keeps_what_it_would_replace(tmp_path):

@@ -93,6 +93,17 @@ def test_a_bad_data_set_fails_alone():
     assert found[3].sample(4000)["mu"].mean() == pytest.approx(exact(DATA[3])[0], abs=0.05)
 
 
+def test_a_guide_without_density_fails_unless_its_objective_is_no_bound(monkeypatch):
+    """The paper's guide folds, and its draws are what was asked for."""
+    nothing = lambda flats, trained, targets, keys, draws: np.full((len(flats), draws), np.nan)  # noqa: E731
+    monkeypatch.setattr("dmvi.training._lanes.lanes_look", nothing)
+    for guide, kind in (("full-rank", dmvi.FailedFit), (dmvi.PaperGuide(steps=2, width=4), dmvi.Posterior)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = dmvi.fit_many(mean_model, {"y": DATA[:3]}, guide=guide, steps=20, progress=False)
+        assert [type(one) for one in found] == [kind] * 3
+
+
 def test_only_bad_data_sets():
     with pytest.warns(UserWarning, match="2 of 2 fits failed"):
         found = dmvi.fit_many(mean_model, {"y": np.full((2, 3), np.nan)}, progress=False)

@@ -2,51 +2,29 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import optax
-from jaxtyping import PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._fit import STEPS, fit, recipe_of
 from dmvi._fit_many import PARTICLES_OF_MANY, FailedFit, fit_many
+from dmvi._run import Status
+from dmvi._study import SIMULATION, Simulate, Sites, Study, around, checked, over_prior, simulated
 from dmvi.calibration import Calibration, rank_of, scalar_names
 from dmvi.guides import GuideRecipe
 from dmvi.objectives import Objective
 from dmvi.posterior import Posterior, Verdict
-from dmvi.targets import log_joint, read_point, read_simulator, seen_twice
 
 DATASETS = 200
 DRAWS = 999
 FEWEST = 10  # data sets of which ranks can be judged at all
 LOG_JOINT = "log p(y, theta)"
-_SIMULATION = 2**31 - 1  # folded into the seed's key: fits use seed, seed + 1, ...
-
-Sites = dict[str, np.ndarray]
-Simulate = Callable[[PRNGKeyArray], tuple[Any, Any]]
-
-
-class _Study(NamedTuple):
-    """Simulated data sets, the truth behind each, and the model that they are fitted with.
-
-    Attributes:
-        model: for `fit_many`.
-        datasets: the data sets, stacked.
-        shared: what they share.
-        truth: sites behind each data set, stacked.
-        log_joint: log p(y, theta) at draws of one data set, where the model shows it.
-    """
-
-    model: Any
-    datasets: Any
-    shared: dict[str, Any] | None
-    truth: Sites
-    log_joint: Callable[[dict[str, Any], Any], Any] | None
+_CUT_SHORT = (Status.INTERRUPTED, Status.TIME_LIMIT)
 
 
 def calibrate(
@@ -64,7 +42,7 @@ def calibrate(
     resample: bool | None = False,
     level: float = 0.95,
     steps: int = STEPS,
-    particles: int = PARTICLES_OF_MANY,
+    particles: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     objective: Objective | None = None,
     time_limit: float | None = None,
@@ -98,7 +76,7 @@ def calibrate(
             (sites by name, or a point like `init`) and the data set (arguments by name, or a pytree).
         n: number of data sets.
         near: simulate around `data` instead of over the prior; they are fitted first, unless their posterior
-            is given here.
+            is given here. `data` then hold values, not shapes.
         shared: with a simulator, arguments of a NumPyro model that are the same for all data sets.
         init: as in `fit`, for a log-density.
         guide: what to calibrate; as in `fit_many`.
@@ -110,8 +88,8 @@ def calibrate(
         draws: draws of every fit, L.
         resample: whether draws are corrected by their weights; None follows the verdict of every fit.
         level: probability that everything is called calibrated if it is; also that of the bands.
-        steps: as in `fit_many`, like all below.
-        particles: draws per step.
+        steps: as in `fit_many`, like all below; so are fits of `near` and those one by one made.
+        particles: draws per step; by default those of `fit_many`, or of `fit`.
         optimizer: an Optax transformation.
         objective: what to minimise.
         time_limit: seconds after which training winds down.
@@ -127,24 +105,27 @@ def calibrate(
     began = time.perf_counter()
     recipe = recipe_of(guide)
     _check(n=n, draws=draws, seed=seed, level=level, resample=resample)
-    if near is True:
-        near = fit(
-            model,
-            data=_checked(data),
-            guide=recipe,
-            seed=seed,
-            optimizer=optimizer,
-            objective=objective,
-            progress=progress,
-        )
-    if isinstance(near, Posterior):
-        study = _around(model, data, near, int(n), int(seed))
+    _check_near(near, data, shared, init)
+    if one_by_one and client is not None:
+        raise InputError("a cluster fits side by side; leave out client, or one_by_one.")
+    alone = functools.partial(
+        fit,
+        guide=guide,
+        steps=steps,
+        particles=particles,
+        optimizer=optimizer,
+        objective=objective,
+        time_limit=time_limit,
+    )
+    base = alone(model, data=checked(data), seed=seed, progress=progress) if near is True else near
+    if isinstance(base, Posterior):
+        study = around(model, data, base, int(n), int(seed))
     elif callable(data):
-        study = _simulated(model, data, shared, init, int(n), int(seed))
+        study = simulated(model, data, shared, init, int(n), int(seed))
     else:
-        study = _over_prior(model, data, shared, init, int(n), int(seed))
+        study = over_prior(model, data, shared, init, int(n), int(seed))
     if one_by_one:
-        fits = _one_by_one(study, int(n), init, recipe, int(seed), int(steps), optimizer, objective)
+        fits = _one_by_one(study, int(n), init, int(seed), alone)
     else:
         fits = fit_many(
             study.model,
@@ -154,21 +135,24 @@ def calibrate(
             guide=recipe,
             seed=seed,
             steps=steps,
-            particles=particles,
+            particles=PARTICLES_OF_MANY if particles is None else particles,
             optimizer=optimizer,
             objective=objective,
             time_limit=time_limit,
             progress=progress,
             client=client,
         )
-    rng = np.random.default_rng([int(seed), _SIMULATION])
-    ranks, failed = _ranks(study, fits, int(draws), resample, rng)
-    columns, sites = _columns(ranks)
+    rng = np.random.default_rng([int(seed), SIMULATION])
+    tally = _Tally()
+    for i, posterior in enumerate(fits):
+        tally.add(study, i, posterior, int(draws), resample, rng)
+    columns, sites = tally.columns()
     return Calibration(
         ranks=columns,
         sites=sites,
         draws=int(draws),
-        failed=failed,
+        failed=tally.failed,
+        cut_short=tally.cut_short,
         near=near is not False,
         level=float(level),
         title=_title(model, recipe, objective, resample),
@@ -177,14 +161,7 @@ def calibrate(
 
 
 def _one_by_one(
-    study: _Study,
-    n: int,
-    init: Any,
-    recipe: GuideRecipe,
-    seed: int,
-    steps: int,
-    optimizer: optax.GradientTransformation | None,
-    objective: Objective | None,
+    study: Study, n: int, init: Any, seed: int, alone: Callable[..., Posterior]
 ) -> Iterator[Posterior | FailedFit]:
     """The fits of `fit`, each forgotten after its ranks are taken: their programs would fill the memory."""
     for i in range(n):
@@ -193,17 +170,7 @@ def _one_by_one(
         if init is not None:
             model = functools.partial(_at_data, study.model, data)
         try:
-            yield fit(
-                model,
-                data=arguments,
-                init=init,
-                guide=recipe,
-                seed=(seed + i) % 2**32,
-                steps=steps,
-                optimizer=optimizer,
-                objective=objective,
-                progress=False,
-            )
+            yield alone(model, data=arguments, init=init, seed=(seed + i) % 2**32, progress=False)
         except InputError as error:
             yield FailedFit(i, str(error))
         jax.clear_caches()
@@ -220,119 +187,63 @@ def _title(model: Any, recipe: GuideRecipe, objective: Objective | None, resampl
     return ", ".join(parts)
 
 
-def _columns(ranks: Sites) -> tuple[Sites, dict[str, tuple[str, ...]]]:
-    """Ranks by scalar, and the scalars of each site, without those that never vary."""
-    scalars = scalar_names({site: values.shape[1:] for site, values in ranks.items()})
-    columns = {
-        name: values.reshape(len(values), -1)[:, i]
-        for site, values in ranks.items()
-        for i, name in enumerate(scalars[site])
-    }
-    varying = {name: found for name, found in columns.items() if not np.all(found < 0)}
-    kept = {site: tuple(name for name in names if name in varying) for site, names in scalars.items()}
-    return varying, {site: names for site, names in kept.items() if names}
+class _Tally:
+    """Ranks as fits come in.
 
-
-def _keys(seed: int, n: int) -> PRNGKeyArray:
-    return jr.split(jr.fold_in(jr.key(seed), _SIMULATION), n)
-
-
-def _over_prior(model: Any, data: Any, shared: Any, init: Any, n: int, seed: int) -> _Study:
-    if init is not None:
-        raise InputError(
-            "a log-density does not say how its data come about; give a simulator: a function of a JAX key "
-            "that returns a point like init and a data set."
-        )
-    if shared is not None:
-        raise InputError("shared goes with a simulator; without one all arguments stand in data.")
-    simulator = read_simulator(model, _checked(data))
-    truth, datasets = simulator.simulate(_keys(seed, n))
-    joint = log_joint(model, simulator.shared, simulator.latents)
-    return _Study(model, datasets, simulator.shared, truth, joint)
-
-
-def _around(model: Any, data: Any, base: Posterior, n: int, seed: int) -> _Study:
-    simulator = read_simulator(model, _checked(data))
-    resample = base.verdict is Verdict.RESAMPLE
-    truth = base.sample(n, seed=seed, resample=resample)
-    drawn = base.predictive(seed, n, resample=resample)  # at the latents of the same seed
-    names = {site: f"{argument}_seen_again" for site, argument in simulator.arguments.items()}
-    both = seen_twice(model, names)
-    shared = {**simulator.shared, **simulator.observed}
-    datasets = {names[site]: drawn[site] for site in simulator.arguments}
-    return _Study(both, datasets, shared, truth, log_joint(both, shared, simulator.latents))
-
-
-def _simulated(model: Any, simulate: Simulate, shared: Any, init: Any, n: int, seed: int) -> _Study:
-    truths, datasets = [], []
-    for key in _keys(seed, n):
-        found = simulate(key)
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise InputError(
-                "a simulator returns two things, the truth and the data set; got an object of type "
-                f"{type(found).__name__}."
-            )
-        truth = _checked(found[0] if init is None else read_point(found[0]).leaves)
-        truths.append({name: np.asarray(value) for name, value in truth.items()})
-        datasets.append(found[1])
-    try:
-        stacked = {name: np.stack([truth[name] for truth in truths]) for name in truths[0]}
-        data = jax.tree.map(lambda *parts: np.stack([np.asarray(part) for part in parts]), *datasets)
-    except (KeyError, ValueError) as error:
-        raise InputError(f"a simulator returns the same names and shapes every time: {error}.") from error
-    joint = None
-    if init is not None:
-        joint = _density_at(model, init)
-    return _Study(model, data, None if shared is None else dict(shared), stacked, joint)
-
-
-def _density_at(log_density: Callable, init: Any) -> Callable[[Sites, Any], Any]:
-    point = read_point(init)
-
-    @jax.jit
-    def at(sites: dict[str, Any], data: Any) -> Any:
-        def one(draw: dict[str, Any]) -> Any:
-            leaves = [draw[name] for name in point.leaves]
-            return log_density(jax.tree.unflatten(point.structure, leaves), data)
-
-        return jax.vmap(one)(sites)
-
-    return at
-
-
-def _ranks(
-    study: _Study,
-    fits: Iterable[Posterior | FailedFit],
-    draws: int,
-    resample: bool | None,
-    rng: np.random.Generator,
-) -> tuple[dict[str, np.ndarray], int]:
-    """Ranks by site, data sets first, and the number of failed fits.
-
-    A rank is -1 where truth and draws are one value, as on a fixed diagonal.
+    Attributes:
+        failed: data sets that could not be fitted.
+        cut_short: fits that an interruption or a time limit has ended.
     """
-    found: dict[str, list[np.ndarray]] = {}
-    fitted = failed = 0
-    for i, posterior in enumerate(fits):
+
+    def __init__(self):
+        self.failed = self.cut_short = self._fitted = 0
+        self._reason = ""
+        self._ranks: dict[str, list[np.ndarray]] = {}
+        self._constant: dict[str, np.ndarray] = {}  # scalars whose truth and draws have been one value so far
+
+    def add(
+        self,
+        study: Study,
+        i: int,
+        posterior: Posterior | FailedFit,
+        draws: int,
+        resample: bool | None,
+        rng: np.random.Generator,
+    ) -> None:
+        """The ranks of one data set's truth among draws of its fit."""
         if isinstance(posterior, FailedFit):
-            failed += 1
-            continue
-        fitted += 1
+            self.failed += 1
+            self._reason = self._reason or posterior.reason
+            return
+        self._fitted += 1
+        self.cut_short += posterior.run.status in _CUT_SHORT
         chosen = posterior.verdict is Verdict.RESAMPLE if resample is None else resample
         sites = posterior.sample(draws, resample=chosen)
         truth = {name: values[i] for name, values in study.truth.items()}
         _check_truth(truth, sites)
         for name, value in truth.items():
+            self._ranks.setdefault(name, []).append(rank_of(value, sites[name], rng))
             constant = np.all(sites[name] == value, axis=0)
-            found.setdefault(name, []).append(np.where(constant, -1, rank_of(value, sites[name], rng)))
-        if study.log_joint is not None and set(truth) >= set(sites):
-            found.setdefault(LOG_JOINT, []).append(_joint_rank(study, i, truth, sites, rng))
-    if fitted < FEWEST:
-        raise InputError(
-            f"only {fitted} of {fitted + failed} data sets could be fitted, too few to judge; "
-            "the warning says why."
-        )
-    return {name: np.stack(parts) for name, parts in found.items()}, failed
+            self._constant[name] = self._constant.get(name, True) & constant
+        if study.log_joint is not None:
+            self._ranks.setdefault(LOG_JOINT, []).append(_joint_rank(study, i, truth, sites, rng))
+
+    def columns(self) -> tuple[Sites, dict[str, tuple[str, ...]]]:
+        """Ranks by scalar, and the scalars of each site, without those that never vary, as on a diagonal."""
+        if self._fitted < FEWEST:
+            raise InputError(
+                f"only {self._fitted} of {self._fitted + self.failed} data sets could be fitted, too few to "
+                f"judge. The first that could not: {self._reason}"
+            )
+        ranks = {name: np.stack(parts) for name, parts in self._ranks.items()}
+        scalars = scalar_names({site: values.shape[1:] for site, values in ranks.items()})
+        varying: Sites = {}
+        for site, values in ranks.items():
+            constant = np.ravel(self._constant.get(site, np.zeros(values.shape[1:], bool)))
+            flat = values.reshape(len(values), -1)
+            varying |= {name: flat[:, k] for k, name in enumerate(scalars[site]) if not constant[k]}
+        kept = {site: tuple(name for name in names if name in varying) for site, names in scalars.items()}
+        return varying, {site: names for site, names in kept.items() if names}
 
 
 def _check_truth(truth: Sites, sites: Sites) -> None:
@@ -347,16 +258,34 @@ def _check_truth(truth: Sites, sites: Sites) -> None:
             )
 
 
-def _joint_rank(study: _Study, i: int, truth: Sites, sites: Sites, rng: np.random.Generator) -> np.ndarray:
+def _joint_rank(study: Study, i: int, truth: Sites, sites: Sites, rng: np.random.Generator) -> np.ndarray:
     """The rank of log p(y, theta*) among the draws'; all come from one call, so that rounding is the same."""
     assert study.log_joint is not None
     together = {
-        name: jnp.asarray(np.concatenate([truth[name][None], values]).astype(values.dtype))
-        for name, values in sites.items()
+        name: jnp.asarray(np.concatenate([value[None], sites[name]]).astype(sites[name].dtype))
+        for name, value in truth.items()
     }
     data = jax.tree.map(lambda leaf: jnp.asarray(leaf[i]), study.datasets)
     values = np.asarray(study.log_joint(together, data), np.float64)
     return rank_of(values[0], values[1:], rng)
+
+
+def _check_near(near: Any, data: Any, shared: Any, init: Any) -> None:
+    if not isinstance(near, bool | Posterior):
+        raise InputError(
+            f"near must be True, False or what dmvi.fit returned; got a {type(near).__name__}. A file "
+            "becomes a posterior again with its model: dmvi.load(path, model, data=data)."
+        )
+    if near is False:
+        return
+    if callable(data) or shared is not None or init is not None:
+        raise InputError(
+            "near simulates from a NumPyro model around its arguments in data; leave out simulator, "
+            "shared and init."
+        )
+    shapes = [name for name, value in checked(data).items() if isinstance(value, tuple)]
+    if shapes:
+        raise InputError(f"near needs the data themselves; of {shapes[0]!r} there is only a shape.")
 
 
 def _check(*, n: Any, draws: Any, seed: Any, level: Any, resample: Any) -> None:
@@ -368,11 +297,3 @@ def _check(*, n: Any, draws: Any, seed: Any, level: Any, resample: Any) -> None:
         raise InputError(f"level must be a probability, such as 0.95; got {level!r}.")
     if resample not in (True, False, None):
         raise InputError(f"resample must be True, False or None; got {resample!r}.")
-
-
-def _checked(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(
-            f"expected named values in a dict, such as dict(y=y, sigma=sigma); got a {type(value).__name__}."
-        )
-    return value

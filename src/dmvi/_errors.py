@@ -1,5 +1,13 @@
 """Mistakes of a caller, told apart from faults of the library."""
 
+import contextlib
+from collections.abc import Iterator
+
+OUT_OF_MEMORY = (
+    "there is not enough memory for this fit. Give fewer particles, a batch_size for long data, or a smaller "
+    "guide. Nothing on disk has changed; a checkpoint, if there is one, can be gone on from."
+)
+
 
 class InputError(ValueError):
     """Bad input: the message says what was expected, what came and what to do.
@@ -16,3 +24,14 @@ class LostProcessError(RuntimeError):
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python or JAX ran out of memory."""
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+@contextlib.contextmanager
+def memory_told() -> Iterator[None]:
+    """Too little memory, wherever it shows, in words that say what to do."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise MemoryError(OUT_OF_MEMORY) from error
+        raise

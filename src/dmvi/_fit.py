@@ -17,12 +17,11 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
-from dmvi._errors import InputError, is_out_of_memory
+from dmvi._errors import InputError, memory_told
 from dmvi._grow import chosen, first_choice
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
-from dmvi._run import Run, Status
-from dmvi._start import CHECKED
+from dmvi._run import Run
 from dmvi._team import Team
 from dmvi._train import Plan, train
 from dmvi.guides import (
@@ -34,7 +33,7 @@ from dmvi.guides import (
     anchored,
 )
 from dmvi.objectives import CoveringELBO, Objective, Paper
-from dmvi.posterior import Posterior
+from dmvi.posterior import Posterior, digest
 from dmvi.targets import Target, as_target, from_rows
 from dmvi.training import Settings, as_mesh, default_optimizer, progress_for
 
@@ -55,10 +54,6 @@ PARTICLES_OF_MANY_COORDINATES = 48
 LEARNING_RATE = 1e-2
 LOOKS = 16  # chunks of a full-length training
 COOLDOWN_LOOKS = 10
-OUT_OF_MEMORY = (
-    "there is not enough memory for this fit. Give fewer particles, a batch_size for long data, or a smaller "
-    "guide. Nothing on disk has changed; a checkpoint, if there is one, can be gone on from."
-)
 
 
 def fit(
@@ -146,19 +141,16 @@ def fit(
         warnings.warn(settings.objective.caution, stacklevel=2)
     saved = None
     if checkpoint is not None and team.leads:
-        made = {**record, "seed": int(seed), "grows": guide == "auto"}
+        made = {**record, "seed": int(seed), "grows": guide == "auto", "objective": repr(settings.objective)}
+        made |= {"init": digest({str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(init))})}
         saved = Checkpoint(checkpoint, checkpoint_every, target, made, began)
     line = progress_for(progress and team.leads)
     plan = Plan(
         recipe, target, settings, keys, int(steps), time_limit, control_variates, grows=guide == "auto"
     )
     try:
-        with saved or contextlib.nullcontext():
+        with memory_told(), saved or contextlib.nullcontext():
             fitted = train(plan, line, saved)
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if is_out_of_memory(error):
-            raise MemoryError(OUT_OF_MEMORY) from error
-        raise
     finally:
         line.close()
     outcome, start, recipe = fitted.outcome, fitted.start, fitted.recipe
@@ -179,12 +171,8 @@ def fit(
         settings={**record, **made},
         visited=np.zeros((0, 1, 0)) if start.visited is None else start.visited,
     )
-    # What was weighed before training are the draws of the diagnostics where these can be no more.
-    # Several processes weigh together, so all of them have to do it again.
-    known = outcome.status is Status.SETTLED and team.alone and target.stream.draws <= CHECKED
-    weighed = start.weighed if known else None
     training = jax.tree.leaves(outcome.state)
-    return Posterior(target, outcome.guide, run, keys[3], training=training, weighed=weighed)
+    return Posterior(target, outcome.guide, run, keys[3], training=training)
 
 
 def fit_keys(seed: int) -> list[PRNGKeyArray]:
@@ -284,5 +272,6 @@ def _check_numbers(*, seed: Any, steps: Any, particles: Any, time_limit: Any) ->
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not least <= value < 2**32:
             raise InputError(f"{name} must be an integer of at least {least} and below 2^32, got {value!r}.")
-    if time_limit is not None and not (isinstance(time_limit, int | float) and time_limit > 0):
+    limited = isinstance(time_limit, int | float) and 0 < time_limit < np.inf
+    if time_limit is not None and not limited:
         raise InputError(f"time_limit must be a positive number of seconds or None, got {time_limit!r}.")

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from dmvi._dask import fit_on_cluster
-from dmvi._errors import InputError
+from dmvi._errors import InputError, memory_told
 from dmvi._fit import STEPS, check_choices, fit_keys, recipe_of, settings_record
 from dmvi._many_block import Fitted, Plan, fit_block
 from dmvi._recipes import describe_base
@@ -117,20 +117,22 @@ def fit_many(
     record = settings_record(model, recipe, steps, particles, optimizer, objective, time_limit)
     line = progress_for(progress)
     try:
-        if not seeds:
-            found = []
-        elif client is None:
-            found = fit_block([targets[i] for i in seeds], list(seeds.values()), plan, line)
-        else:
-            found = fit_on_cluster(
-                client, model, stacked, shared=shared, init=init, seeds=seeds, plan=plan, line=line
-            )
+        with memory_told():
+            if not seeds:
+                found = []
+            elif client is None:
+                found = fit_block([targets[i] for i in seeds], list(seeds.values()), plan, line)
+            else:
+                found = fit_on_cluster(
+                    client, model, stacked, shared=shared, init=init, seeds=seeds, plan=plan, line=line
+                )
     finally:
         line.close()
     results: list[Posterior | FailedFit] = [FailedFit(i, faults.get(i, "")) for i in range(len(targets))]
     seconds = (time.perf_counter() - began) / max(len(seeds), 1)
+    cautioned = plan.settings.objective.caution is not None
     for (i, own), fitted in zip(seeds.items(), found, strict=True):
-        results[i] = _result(i, targets[i], fitted, structure, recipe, own, seconds, record)
+        results[i] = _result(i, targets[i], fitted, structure, recipe, own, seconds, record, cautioned)
     _report_failures([result for result in results if isinstance(result, FailedFit)], len(results))
     return results
 
@@ -160,11 +162,14 @@ def _result(
     seed: int,
     seconds: float,
     record: dict[str, Any],
+    cautioned: bool,
 ) -> Posterior | FailedFit:
     if isinstance(fitted, str):
         return FailedFit(index, fitted)
     outcome = fitted.outcome
-    if not np.isfinite(outcome.look.elbo):
+    # An objective that is no bound may lead to a guide that folds, whose draws are what was asked for.
+    usable = np.isfinite(outcome.flat).all() if cautioned else np.isfinite(outcome.look.elbo)
+    if not usable:
         return FailedFit(index, "the ELBO is not finite; look at these data, or fit them with dmvi.fit.")
     arrays, rest = eqx.partition(structure, eqx.is_array)
     leaves = [jnp.asarray(leaf) for leaf in fitted.guide]

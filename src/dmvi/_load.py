@@ -17,6 +17,7 @@ from dmvi.posterior import Fit, Posterior, StoredPosterior, read_fit
 from dmvi.targets import Target, as_target
 
 _CHECKED = 8  # stored draws at which the model's log-density is compared with the fit's
+_Outline = jax.ShapeDtypeStruct
 _AGREE = 1e-3  # nats, and relative; machines and versions differ in the last digits of a sum
 
 
@@ -66,6 +67,11 @@ def load(
         if data is not None or args or init is not None or guide is not None:
             raise InputError("data, args, init and guide belong to a model: pass the model too.")
         return StoredPosterior(fit)
+    if "batch_size" in fit.run.settings:
+        raise InputError(
+            "the fit was made on rows in batches; its draws, diagnostics and report are there without the "
+            "model: dmvi.load(path)."
+        )
     target = as_target(model, args=args, data=data, init=init)
     if target.names != tuple(fit.record["names"]):
         raise InputError(
@@ -93,13 +99,14 @@ def _guide(fit: Fit, target: Target, recipe: GuideRecipe | None) -> Guide:
     if not isinstance(recipe, GuideRecipe):
         raise InputError("guide has to be a recipe such as dmvi.DiffusionGuide().")
     recipe = recipe.seeing(visible_density(target))
-    built = guide_from(recipe, fit.run.settings.get("base"), target.dim)
-    return _filled(built, fit.leaves["guide"], "guide")
+    # In outline only: what a file describes may be larger than any memory, what it holds is not.
+    outline = eqx.filter_eval_shape(guide_from, recipe, fit.run.settings.get("base"), target.dim)
+    return _filled(outline, fit.leaves["guide"], "guide")
 
 
 def _filled(tree: Any, leaves: list[np.ndarray], what: str) -> Any:
-    """`tree` with its arrays replaced by those of a file, which must have their shapes and types."""
-    arrays, rest = eqx.partition(tree, eqx.is_array)
+    """`tree`, or its outline, with those arrays of a file, which must have its shapes and types."""
+    arrays, rest = eqx.partition(tree, lambda leaf: eqx.is_array(leaf) or isinstance(leaf, _Outline))
     old, structure = jax.tree.flatten(arrays)
     if [(leaf.shape, leaf.dtype) for leaf in old] != [(leaf.shape, leaf.dtype) for leaf in leaves]:
         wide = {leaf.dtype for leaf in leaves} != {leaf.dtype for leaf in old}

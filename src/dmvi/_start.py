@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import equinox as eqx
+import jax.random as jr
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
@@ -10,7 +11,7 @@ from dmvi._recipes import describe_base, guide_from
 from dmvi._team import Message, Team
 from dmvi.guides import GaussianGuide, Guide, GuideRecipe, mixture
 from dmvi.objectives import Weighed
-from dmvi.posterior import Draws, posterior_keys
+from dmvi.posterior import Draws
 from dmvi.starts import (
     HIGH_DIMENSION,
     WarmStart,
@@ -58,7 +59,7 @@ def begin(
     target = eqx.tree_at(lambda t: t.params, target, start.params)
     if start.modes is None:
         found = Start(recipe.build(start.affine, key=keys[1]), start.name, target, start.visited)
-        return found if target.stream is None else _weighed(found, keys[3], line)
+        return found if target.stream is None else _weighed(found, keys[0], line)
     modes = start.modes
     guide = mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=keys[1])
     return Start(guide, start.name, target, start.visited)
@@ -68,10 +69,10 @@ def _weighed(start: Start, key: PRNGKeyArray, line: Progress) -> Start:
     """The start with its weights, where these are as even as training could make them.
 
     On many rows a posterior is all but Gaussian, and Laplace's approximation all but exact; then steps on
-    noisy batches could only lead away from it. The draws are the first of the diagnostics.
+    noisy batches could only lead away from it. The diagnostics then judge the guide by other draws.
     """
     line.note("a look at the warm start on all rows")
-    weighed = Draws(start.target, start.guide).weigh(posterior_keys(key)[0], CHECKED)
+    weighed = Draws(start.target, start.guide).weigh(jr.fold_in(key, CHECKED), CHECKED)
     return start._replace(weighed=weighed) if Look.at(weighed.log_w).gap < NOTHING_TO_GAIN else start
 
 

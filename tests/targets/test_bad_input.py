@@ -32,6 +32,14 @@ def refuses(*words, model, args=(), data=None):
 # Arguments.
 
 
+@pytest.mark.parametrize("values", [[3_000_000_000, 1], np.array([-(2**40)]), np.array([2**33], np.uint64)])
+def test_integers_that_jax_would_wrap_around(values):
+    def model(y):
+        numpyro.sample("y", dist.Poisson(numpyro.sample("rate", dist.Exponential(1.0))), obs=y)
+
+    refuses("'y'", "beyond the", "pass floats", model=model, data={"y": values})
+
+
 def test_unknown_keyword_lists_the_known_and_suggests_the_closest():
     refuses(
         "'sigmas'",

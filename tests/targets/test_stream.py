@@ -169,6 +169,34 @@ def test_a_fit_on_batches_is_the_fit_on_all_rows(fitted, full):
     assert posterior.run.history[-1] == pytest.approx(found.elbo, abs=0.5)
 
 
+def test_a_site_that_does_not_belong_to_the_rows_is_refused():
+    """It would be counted once for every batch."""
+
+    def model(y, z):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        numpyro.sample("z", dist.Normal(mu, 1).expand([3]).to_event(1), obs=z)
+        numpyro.sample("y", dist.Normal(mu, 1).expand([len(y)]).to_event(1), obs=y)
+
+    with pytest.raises(dmvi.InputError, match="site 'z' does not belong to the rows"):
+        from_rows(model, {"y": np.ones(50), "z": np.ones(3)}, 10)
+
+
+def test_a_number_that_is_not_finite_in_a_row_nobody_had_looked_at(monkeypatch):
+    monkeypatch.setattr("dmvi.targets._stream.REFERENCE", 64)
+    monkeypatch.setattr("dmvi.targets._stream.PLACES", 1)
+    x = np.resize(X, (100_000, D))
+    x[70_001, 1] = np.nan
+    with pytest.raises(dmvi.InputError, match="'x' in row 70,001"):
+        dmvi.fit(logistic, {"x": x, "y": np.resize(Y, 100_000)}, batch_size=10, progress=False)
+
+
+def test_a_fit_on_rows_is_loaded_without_its_model(fitted, tmp_path):
+    path = fitted.save(tmp_path / "fit.dmvi", n=10)
+    assert dmvi.load(path).draws == 10
+    with pytest.raises(dmvi.InputError, match="without the model"):
+        dmvi.load(path, logistic, data={"x": X, "y": Y})
+
+
 def test_a_start_that_leaves_nothing_to_gain_is_kept(tmp_path):
     choices = {"batch_size": BATCH, "progress": False, "checkpoint": tmp_path}
     with pytest.MonkeyPatch.context() as patch:

@@ -13,6 +13,7 @@ from dmvi.calibration._uniformity import holm, simultaneous_bands, uniformity
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_MOST_FAILED = 0.05  # share of the data sets
 _SHOWN = 0.9  # mass of the interval whose coverage the words and the table tell
 
 
@@ -51,6 +52,7 @@ class Calibration:
         sites: site -> names of its scalars.
         draws: L.
         failed: data sets that could not be fitted, which are left out.
+        cut_short: fits that ended by an interruption or a time limit, which are not.
         near: whether data sets were simulated around one that was given.
         level: probability that all scalars are called calibrated if they are.
         title: model and guide in words.
@@ -61,6 +63,7 @@ class Calibration:
     sites: Mapping[str, tuple[str, ...]]
     draws: int
     failed: int = 0
+    cut_short: int = 0
     near: bool = False
     level: float = 0.95
     title: str = ""
@@ -103,8 +106,13 @@ class Calibration:
 
     @property
     def calibrated(self) -> bool:
-        """Whether no site shows the contrary."""
-        return all(verdict.calibrated for verdict in self.verdicts)
+        """Whether no site shows the contrary, and next to no data set was left out."""
+        return not self._too_few and all(verdict.calibrated for verdict in self.verdicts)
+
+    @property
+    def _too_few(self) -> bool:
+        """Whether so many fits failed that the others say little: they are not left out at random."""
+        return self.failed > _MOST_FAILED * (self.failed + self.datasets)
 
     def _fault(self, name: str) -> str:
         """What is wrong with the ranks of a scalar: the larger of shift and spread, in their own sds."""
@@ -143,6 +151,7 @@ class Calibration:
             "datasets": self.datasets,
             "draws": self.draws,
             "failed": self.failed,
+            "cut_short": self.cut_short,
             "near": self.near,
             "level": self.level,
             "seconds": self.seconds,
@@ -160,7 +169,10 @@ class Calibration:
             if faulty
             else f"No sign of miscalibration {where}, in {len(self.ranks)} quantities."
         )
-        bands = simultaneous_bands(self.datasets, self.draws, self.level)
+        if self._too_few and not faulty:
+            head = f"Cannot be judged {where}: too many data sets could not be fitted."
+        # As wide as they are for a verdict on all scalars together.
+        bands = simultaneous_bands(self.datasets, self.draws, 1 - (1 - self.level) / len(self.ranks))
         width = float(np.max(np.maximum(bands.high - self.datasets * bands.z, 0)) / self.datasets)
         lines = [head]
         if self.title:
@@ -171,6 +183,8 @@ class Calibration:
         )
         if self.failed:
             lines.append(f"  Note: {self.failed} more could not be fitted and are left out, not at random.")
+        if self.cut_short:
+            lines.append(f"  Note: {self.cut_short} fits were cut short, and are judged as they were then.")
         size = max(len(verdict.site) for verdict in self.verdicts)
         coverage = self.coverage()
         lines.append(f"  {'site':<{size}}  {'p, corrected':>12}  {'90 % holds':>10}")

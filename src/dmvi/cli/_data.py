@@ -106,10 +106,12 @@ def _json_value(path: Path, name: str, value: Any) -> Any:
 
 
 def _npz(path: Path) -> dict[str, Any]:
-    if path.read_bytes()[: len(np.lib.format.MAGIC_PREFIX)] == np.lib.format.MAGIC_PREFIX:
-        raise InputError(f"{path} holds a single array without a name; write it with numpy.savez.")
+    with path.open("rb") as file:
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+            raise InputError(f"{path} holds a single array without a name; write it with numpy.savez.")
     try:
         with zipfile.ZipFile(path) as archive:
+            _check_unpacked(path, sum(info.file_size for info in archive.infolist()))
             arrays = {info.filename: _member(path, archive, info) for info in archive.infolist()}
     except InputError:
         raise
@@ -119,13 +121,18 @@ def _npz(path: Path) -> dict[str, Any]:
     return {name: array.item() if array.ndim == 0 else array for name, array in named.items()}
 
 
+def _check_unpacked(path: Path, unpacked: int) -> None:
+    """How much an archive claims to hold, beside its size on disk, the one number that cannot lie."""
+    packed = path.stat().st_size
+    if unpacked > LARGEST_UNPACKED and unpacked > MOST_PACKED * packed:
+        raise InputError(
+            f"{path} would unpack to {unpacked:,} bytes from {packed:,}; write it without compression, with "
+            "numpy.savez."
+        )
+
+
 def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     """One array of an archive; its size and type are looked at before it is made."""
-    if info.file_size > LARGEST_UNPACKED and info.file_size > MOST_PACKED * info.compress_size:
-        raise InputError(
-            f"{info.filename!r} in {path} would unpack to {info.file_size:,} bytes from "
-            f"{info.compress_size:,}; write it without compression, with numpy.savez."
-        )
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)
         read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}

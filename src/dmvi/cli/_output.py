@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dmvi._errors import InputError
-from dmvi.posterior import Posterior, Verdict, told
+from dmvi.posterior import Posterior, Verdict, WriteError, told
 
 _DIAGNOSTICS = "dmvi.json"
 
@@ -89,8 +90,13 @@ def _rename(partial: Path, path: Path, force: bool) -> None:
 
 def write_draws(posterior: Posterior, path: Path, *, draws: int, seed: int, force: bool) -> None:
     """The fit into a .dmvi file, or its draws into an .npz or .nc file, resampled if the verdict says so."""
-    with written_whole(path, force) as partial:
-        _WRITERS[path.suffix](posterior, partial, draws, seed)
+    try:
+        with written_whole(path, force) as partial:
+            _WRITERS[path.suffix](posterior, partial, draws, seed)
+    except WriteError as error:
+        kept = Path(tempfile.gettempdir()) / f"{path.stem}-{os.getpid()}.dmvi"
+        posterior.save(kept, n=draws, seed=seed)  # where even that fails, its own words follow
+        raise InputError(f"{error} The fit is not lost: it is in {str(kept)!r}.") from error
 
 
 def _whole(posterior: Posterior, path: Path, draws: int, seed: int) -> None:

@@ -16,7 +16,6 @@ from dmvi.posterior._plots import label as label
 from dmvi.posterior._plots import plot_marginals as plot_marginals
 from dmvi.posterior._plots import plot_plane as plot_plane
 from dmvi.posterior._posterior import Posterior as Posterior
-from dmvi.posterior._posterior import posterior_keys as posterior_keys
 from dmvi.posterior._save import Fit as Fit
 from dmvi.posterior._save import read_fit as read_fit
 from dmvi.posterior._stored import StoredPosterior as StoredPosterior

@@ -113,8 +113,11 @@ def _contents(path: Path, archive: zipfile.ZipFile, size: int) -> Contents:
         )
     if len(manifest["arrays"]) > MOST_ARRAYS:
         raise FileError(f"{str(path)!r} lists more than {MOST_ARRAYS:,} arrays.")
-    arrays = {}
+    arrays, used = {}, set()
     for name, entry in manifest["arrays"].items():
+        if entry["file"] in used:
+            raise FileError(f"{str(path)!r} lists {entry['file']!r} twice.")
+        used.add(entry["file"])
         raw = content(entry["file"])
         if _sum(raw) != entry["sha256"]:
             raise FileError(f"{str(path)!r} was altered: the checksum of array {name!r} does not agree.")

@@ -14,7 +14,6 @@ from dmvi._errors import InputError
 from dmvi._random import children, seed_of
 from dmvi._run import Run
 from dmvi.guides import Guide
-from dmvi.objectives import Weighed
 from dmvi.posterior._arviz import Labels, to_datatree
 from dmvi.posterior._diagnostics import DRAWS, Diagnostics, diagnose, weigh_enough
 from dmvi.posterior._draws import Draws
@@ -35,11 +34,6 @@ _KEPT = 2  # sets of draws kept for figures
 _KEPT_NUMBERS = 2**24  # coordinates of weighed draws kept to say what drives a bad fit
 
 
-def posterior_keys(key: PRNGKeyArray) -> list[PRNGKeyArray]:
-    """Keys of a posterior's diagnostics and of its other draws."""
-    return children(key, 2)
-
-
 class Posterior(Views):
     """An approximate posterior with its own verdict on whether to trust it.
 
@@ -53,7 +47,6 @@ class Posterior(Views):
         key: source of randomness of the diagnostics and of all later draws.
         training: arrays of the state that training left behind, from which it can go on.
         judged: diagnostics and log-weights, where they are known already.
-        weighed: the draws of the diagnostics, where they have been weighed already.
 
     Attributes:
         target: as given.
@@ -77,29 +70,26 @@ class Posterior(Views):
         *,
         training: Sequence[np.ndarray] | None = None,
         judged: tuple[Diagnostics, np.ndarray] | None = None,
-        weighed: Weighed | None = None,
     ):
         if guide.dim != target.dim:
             raise InputError(
                 f"expected a guide of dimension {target.dim}, the target's; got one of {guide.dim}. "
                 "Build the guide for this target."
             )
-        self._diagnostics_key, self._key = posterior_keys(key)
+        self._diagnostics_key, self._key = children(key, 2)
         self.target, self.guide, self.run, self.key = target, guide, run, key
         self.training = None if training is None else tuple(training)
         self.names, self.observed = target.names, target.observed
         self.versions = library_versions()
         self._draws = Draws(target, guide)
         self._shown: dict[tuple[int, int, bool], dict[str, np.ndarray]] = {}
-        self._known, self._weighed = judged, weighed
+        self._known = judged
 
     @functools.cached_property
     def _judged(self) -> tuple[Diagnostics, np.ndarray]:
         if self._known is not None:
             return self._known
-        weighed = self._weighed
-        if weighed is None:
-            weighed = weigh_enough(self._draws, self._diagnostics_key, _KEPT_NUMBERS // self.target.dim)
+        weighed = weigh_enough(self._draws, self._diagnostics_key, _KEPT_NUMBERS // self.target.dim)
         return diagnose(self._draws, self.run, weighed, self.names), weighed.log_w
 
     @property

@@ -221,8 +221,11 @@ def _check_shapes(
     names = record["names"]
     if len(names) != dim or not all(isinstance(name, str) for name in names):
         raise FileError(f"the file names {len(names)} coordinates and has draws of {dim}.")
-    if n < 1 or single["corrected_xi"].shape != (n, dim) or single["stages"].shape[2:] != (dim,):
+    stages = single["stages"]
+    if n < 1 or single["corrected_xi"].shape != (n, dim) or stages.shape[2:] != (dim,) or stages.size == 0:
         raise FileError("the draws in the file do not agree in shape.")
+    if single["log_pi"].shape != (n,) or single["log_q"].shape != (n,):
+        raise FileError("the densities in the file do not belong to its draws.")
     if single["log_weights"].ndim != 1 or single["history"].shape != single["history_steps"].shape:
         raise FileError("the weights or the history in the file have a wrong shape.")
     if list(record["sites"]) != list(groups["draws"]) or set(groups["corrected"]) != set(groups["draws"]):

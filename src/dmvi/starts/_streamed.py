@@ -7,6 +7,7 @@ import numpy as np
 import scipy.optimize
 from jaxtyping import PRNGKeyArray
 
+from dmvi._errors import InputError
 from dmvi._random import children
 from dmvi.guides import anchored
 from dmvi.starts._high_dimension import HIGH_DIMENSION, high_dimensional_start
@@ -72,6 +73,7 @@ def _newton(
     """The mode over all rows, what is known there, and the precision."""
     prior = Surface(prior_target(target))
     precision = -(target.stream.hessian(mode) + prior.hessian(mode))
+    _check_finite(target, float(np.sum(precision)))
     scale = scale_from_precision(precision, full=True)
     best: tuple[float, np.ndarray, Derivatives] | None = None
     step = np.zeros_like(mode)
@@ -80,6 +82,8 @@ def _newton(
         found = target.stream.derivatives(mode)
         value, slope = prior.value_and_gradient(mode)
         value, slope = value + found.value, slope + found.slope
+        if best is None:
+            _check_finite(target, value)
         if best is not None and not value > best[0] - max(NEAR, ROUNDING * abs(value)):
             step = step / SHORTER  # it went too far
             mode = best[1] + step
@@ -94,6 +98,19 @@ def _newton(
     return mode, found, -(target.stream.hessian(mode) + prior.hessian(mode))
 
 
+def _check_finite(target: Target, value: float) -> None:
+    """Rows that were not among those held in memory may spoil the sum over all."""
+    if np.isfinite(value):
+        return
+    where = target.stream.first_not_finite()
+    told = (
+        "though all data are; look for a division by zero, or a log or sqrt of a negative number."
+        if where is None
+        else f"and neither is {where}. Drop such rows, or mask them in the model."
+    )
+    raise InputError(f"the log-density over all rows is not finite, {told}")
+
+
 def _quasi_newton(target: Target, mode: np.ndarray, progress: Progress) -> tuple[np.ndarray, Derivatives]:
     prior = Surface(prior_target(target))
     passes = 0
@@ -104,6 +121,8 @@ def _quasi_newton(target: Target, mode: np.ndarray, progress: Progress) -> tuple
         progress.note(f"warm start: pass {passes} over all rows")
         found = target.stream.derivatives(x)
         value, slope = prior.value_and_gradient(x)
+        if passes == 1:
+            _check_finite(target, value + found.value)
         return -(value + found.value), -(slope + found.slope)
 
     options = {"maxiter": FIRST_ORDER_PASSES, "maxfun": FIRST_ORDER_PASSES}

@@ -10,6 +10,7 @@ from dmvi.targets._jax import read_point as read_point
 from dmvi.targets._numpyro import from_numpyro as from_numpyro
 from dmvi.targets._rows import TABLES as TABLES
 from dmvi.targets._simulate import Simulator as Simulator
+from dmvi.targets._simulate import latents_of as latents_of
 from dmvi.targets._simulate import log_joint as log_joint
 from dmvi.targets._simulate import read_simulator as read_simulator
 from dmvi.targets._simulate import seen_twice as seen_twice

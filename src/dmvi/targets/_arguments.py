@@ -97,7 +97,26 @@ def _as_numpy(name: str, value: Any) -> Any:
             f"Data {name!r} is an array of {array.dtype} values, numbers were expected; "
             "encode labels as integers (numpy.unique(..., return_inverse=True)) and fill or mask gaps."
         )
-    return array.astype(jnp.result_type(float)) if array.dtype.kind == "f" else array
+    return in_default_width(f"Data {name!r}", array)
+
+
+def in_default_width(what: str, array: np.ndarray) -> np.ndarray:
+    """Floats in the width JAX computes in; integers as they are, if they fit into it.
+
+    Raises:
+        InputError: for integers that JAX would wrap around without a word.
+    """
+    if array.dtype.kind == "f":
+        return array.astype(jnp.result_type(float), copy=False)
+    narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+    if narrow.itemsize < array.dtype.itemsize and array.size:
+        limits = np.iinfo(narrow)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise InputError(
+                f"{what} holds integers from {array.min():,} to {array.max():,}, beyond the {narrow} that "
+                "JAX computes with; pass floats, or set jax_enable_x64 before anything else."
+            )
+    return array
 
 
 def _list_to_numpy(value: list) -> Any:

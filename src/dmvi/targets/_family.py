@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from dmvi._errors import InputError
-from dmvi.targets._arguments import Arguments, read_arguments
+from dmvi.targets._arguments import Arguments, in_default_width, read_arguments
 from dmvi.targets._checks import explain_failure, find_start
 from dmvi.targets._dispatch import as_target
 from dmvi.targets._jax import bare_target, read_point
@@ -214,7 +214,7 @@ def _array(value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise InputError(f"datasets has to hold numbers, got an array of {array.dtype}.")
-    return array.astype(jnp.result_type(float)) if array.dtype.kind == "f" else array
+    return in_default_width("datasets", array)
 
 
 def _part(tree: Any, i: int) -> Any:

@@ -1,16 +1,17 @@
 """Rows of data that need not fit in memory: arrays, .npy files, Parquet and Arrow tables."""
 
 import abc
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax.numpy as jnp
 import numpy as np
 
 from dmvi._errors import InputError
+from dmvi.targets._arguments import in_default_width
 
 Block = dict[str, np.ndarray]
 TABLES = (".parquet", ".pq", ".arrow", ".feather")
@@ -18,6 +19,7 @@ PIECES = 16  # places in the data from which a batch of one array is put togethe
 Range = tuple[int, int]
 Share = tuple[int, int]  # number of a process, and how many share the work
 ALL = (0, 1)
+LOOKED_AT = 2**15  # rows at a time
 
 
 Item = TypeVar("Item")
@@ -112,10 +114,12 @@ class NpyColumn:
         try:
             self._seen = _file_fingerprint(path)
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a parser of bytes from anywhere can fail in any way
             raise InputError(f"{str(path)!r} is no readable .npy file: {error}.") from error
-        if mapped.ndim == 0 or np.isfortran(mapped):
-            raise InputError(f"{str(path)!r} must hold an array with rows, stored row by row (C order).")
+        if not isinstance(mapped, np.memmap) or mapped.ndim == 0 or np.isfortran(mapped):
+            raise InputError(f"{str(path)!r} must hold one array with rows, stored row by row (C order).")
+        if mapped.size == 0:
+            raise InputError(f"{str(path)!r} holds no numbers: its shape is {mapped.shape}.")
         self.shape, self.dtype = mapped.shape, mapped.dtype
         self._offset = mapped.offset
         self._row = mapped.dtype.itemsize * int(np.prod(mapped.shape[1:], dtype=int))
@@ -140,6 +144,8 @@ class TableRows(Rows):
         self._path, self._seen = path, _file_fingerprint(path)
         self._groups, self._sizes = _open_table(path)
         self.count = int(sum(self._sizes))
+        if self.count == 0:
+            raise InputError(f"{str(path)!r} holds no rows.")
         self._held: tuple[int, Rows] | None = None
 
     def draw(self, rng, size, place=None, part=None):
@@ -155,7 +161,9 @@ class TableRows(Rows):
 
     def _read(self, group: int) -> Block:
         _check_unchanged(self._path, self._seen)
-        return {name: _as_rows(values) for name, values in self._groups(group).items()}
+        with _readable(self._path):
+            columns = self._groups(group)
+        return {name: _as_rows(values) for name, values in columns.items()}
 
     def fingerprint(self):
         return self._seen
@@ -184,6 +192,18 @@ def open_rows(data: Mapping[str, Any] | str | Path) -> tuple[Rows, dict[str, Any
     longest = max(lengths.values())
     rows = {name: values[name] for name, length in lengths.items() if length == longest}
     return ArrayRows(rows), {name: value for name, value in values.items() if name not in rows}
+
+
+def first_not_finite(rows: Rows) -> str | None:
+    """Where the first NaN or infinite number stands, in words; None where there is none."""
+    begin = 0
+    for block in rows.blocks(LOOKED_AT):
+        for name, values in block.items():
+            wrong = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+            if wrong.any():
+                return f"{name!r} in row {begin + int(np.argmax(wrong)):,}"
+        begin += len(next(iter(block.values())))
+    return None
 
 
 def _opened(name: str, value: Any) -> Any:
@@ -218,13 +238,25 @@ def _open_table(path: Path) -> tuple[Any, list[int]]:
     except ImportError as error:
         error.add_note("Tables need pyarrow: pip install 'dmvi[arrow]'.")
         raise
-    if path.suffix in (".parquet", ".pq"):
-        file = pq.ParquetFile(path)
-        sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-        return lambda group: _columns(file.read_row_group(group)), sizes
-    reader = pa.ipc.open_file(pa.OSFile(str(path)))
-    sizes = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
-    return lambda group: _columns(pa.Table.from_batches([reader.get_batch(group)])), sizes
+    with _readable(path):
+        if path.suffix in (".parquet", ".pq"):
+            file = pq.ParquetFile(path)
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+            return lambda group: _columns(file.read_row_group(group)), sizes
+        reader = pa.ipc.open_file(pa.OSFile(str(path)))
+        sizes = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+        return lambda group: _columns(pa.Table.from_batches([reader.get_batch(group)])), sizes
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Whatever a reader of tables says of a file that is none, or is damaged, as a mistake in the input."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # a parser of bytes from anywhere can fail in any way
+        raise InputError(f"{str(path)!r} is no readable table: {error}.") from error
 
 
 def _columns(table: Any) -> Block:
@@ -254,7 +286,7 @@ def _as_rows(values: Any) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise InputError(f"rows have to hold numbers, got an array of {array.dtype}.")
-    return array.astype(jnp.result_type(float), copy=False) if array.dtype.kind == "f" else array
+    return in_default_width("a column of rows", array)
 
 
 def _digest(array: Any) -> str:

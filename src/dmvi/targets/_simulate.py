@@ -49,30 +49,56 @@ class Simulator:
         Raises:
             InputError: if a prior is improper.
         """
-
-        def one(key: PRNGKeyArray) -> tuple[dict[str, Array], dict[str, Array]]:
-            with (
-                numpyro.validation_enabled(False),
-                handlers.seed(rng_seed=key),
-                ForgetObservations(),
-                handlers.trace() as trace,
-            ):
-                self.model(**self.shared, **self.observed)
-            kept = {
-                name: jnp.asarray(site["value"])
-                for name, site in trace.items()
-                if name in self.latents or site["type"] == "deterministic"
-            }
-            return kept, {argument: trace[name]["value"] for name, argument in self.arguments.items()}
-
         try:
-            sites, data = jax.jit(jax.vmap(one))(keys)
+            sites, data = jax.jit(jax.vmap(lambda key: self._one(key, self.observed)))(keys)
         except NotImplementedError as error:
             raise InputError(
                 "a prior of the model cannot be drawn from, as improper ones cannot; give a simulator, or "
                 "calibrate around one data set with near=True."
             ) from error
         return jax.tree.map(np.asarray, sites), jax.tree.map(np.asarray, data)
+
+    def _one(
+        self, key: PRNGKeyArray, observed: Mapping[str, Any]
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        with (
+            numpyro.validation_enabled(False),
+            handlers.seed(rng_seed=key),
+            ForgetObservations(),
+            handlers.trace() as trace,
+        ):
+            self.model(**self.shared, **observed)
+        kept = {
+            name: jnp.asarray(site["value"])
+            for name, site in trace.items()
+            if name in self.latents or site["type"] == "deterministic"
+        }
+        return kept, {argument: trace[name]["value"] for name, argument in self.arguments.items()}
+
+    def check_observed_only(self) -> None:
+        """The same draws come out, whatever stands in the observed arguments.
+
+        Raises:
+            InputError: if not, as where lags of y explain y: what is simulated would follow the data given.
+        """
+        key, others = jax.random.key(0), {name: _other(value) for name, value in self.observed.items()}
+        try:
+            one = self._one(key, self.observed)
+        except NotImplementedError:  # an improper prior, told by whoever draws from it
+            return
+        try:
+            same = jax.tree.map(
+                lambda a, b: bool(jnp.array_equal(a, b, equal_nan=True)), one, self._one(key, others)
+            )
+            unused = all(jax.tree.leaves(same))
+        except Exception:  # other values are of no use to the model, so it uses them
+            unused = False
+        if not unused:
+            raise InputError(
+                "the model uses its observed arguments for more than being observed, as where lags of y "
+                "explain y, so data cannot be simulated from it as it stands; give a simulator that returns "
+                "the truth and the data."
+            )
 
 
 def log_joint(
@@ -123,7 +149,16 @@ def read_simulator(model: Callable, data: Mapping[str, Any]) -> Simulator:
     shared = {name: value for name, value in arguments.kwargs.items() if name not in held.values()}
     observed = {name: arguments.kwargs[name] for name in held.values()}
     latents = tuple(name for name, site in trace.items() if is_latent(site))
-    return Simulator(model, shared, observed, held, latents)
+    simulator = Simulator(model, shared, observed, held, latents)
+    simulator.check_observed_only()
+    return simulator
+
+
+def latents_of(model: Callable, data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the latent sites of a model with these arguments."""
+    with numpyro.validation_enabled(False):
+        trace, _ = trace_prior(model, read_arguments(model, (), dict(data)), jax.random.key(0))
+    return tuple(name for name, site in trace.items() if is_latent(site))
 
 
 def seen_twice(model: Callable, sites: Mapping[str, str]) -> Callable:
@@ -151,6 +186,14 @@ def _filled(value: Any, rng: np.random.Generator) -> Any:
     return value
 
 
+def _other(value: Any) -> np.ndarray:
+    """Another array of the same shape and kind."""
+    array = np.asarray(value)
+    if array.dtype.kind == "b":
+        return ~array
+    return array + 1 if array.dtype.kind in "iu" else (0.5 * array + 0.25).astype(array.dtype)
+
+
 def _check_sites(trace: Trace) -> None:
     for name, site in trace.items():
         if site["type"] == "param":
@@ -160,6 +203,11 @@ def _check_sites(trace: Trace) -> None:
         if site["type"] == "sample" and site.get("infer", {}).get("is_auxiliary", False):
             raise InputError(
                 f"the factor {name!r} changes the density but not what the model simulates; give a simulator."
+            )
+        if site["type"] == "sample" and site.get("scale") is not None:
+            raise InputError(
+                f"the scale of {name!r} changes the density but not what the model simulates; give a "
+                "simulator."
             )
         if name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in trace:
             raise InputError(

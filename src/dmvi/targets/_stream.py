@@ -34,7 +34,7 @@ from dmvi.targets._numpyro import check_probe, probe_program, program_target
 from dmvi.targets._numpyro_predictive import predictive
 from dmvi.targets._numpyro_program import Program
 from dmvi.targets._numpyro_sites import Sites, log_prob
-from dmvi.targets._rows import Block, Range, Rows, open_rows, prefetched
+from dmvi.targets._rows import Block, Range, Rows, first_not_finite, open_rows, prefetched
 from dmvi.targets._target import Target
 
 REFERENCE = 16_384  # rows held in memory, on which looks and the search for modes are made
@@ -101,6 +101,10 @@ class Stream:
     def excess(self, xi: Float[np.ndarray, "n dim"], mode: np.ndarray) -> Float[np.ndarray, " n"]:
         """sum_i [l_i(xi_k) - l_i(m)] for every draw xi_k, in one pass; differences are taken row by row."""
         return self._pass("excess", xi=xi, mode=mode)
+
+    def first_not_finite(self) -> str | None:
+        """Where the first NaN or infinite number of the data stands, in words; None where there is none."""
+        return first_not_finite(self.rows)
 
     def serve(self) -> Message:
         """Share the passes that the leading process makes, up to its first message of another kind."""
@@ -257,6 +261,8 @@ def _target(
     sites = read.sites
     few = {name: values[: max(1, min(batch_size, len(values) // 2))] for name, values in held.items()}
     _check_sites(sites, probe_program(model, program(few, None).arguments)[0].sites)
+    if rows.count > 1:
+        _check_rows(*(_observed_shapes(program(block, sites), sites) for block in (held, few)))
 
     def parts(xi: Array, block: Any) -> tuple[Array, Terms]:
         """The prior with the Jacobian, and the terms of the likelihood."""
@@ -317,6 +323,27 @@ def _check_sites(sites: Sites, of_fewer_rows: Sites) -> None:
             "the model has latent variables for single rows, of which a batch holds only a few; sum them "
             "out of the model, or leave out batch_size."
         )
+
+
+def _observed_shapes(program: Program, sites: Sites) -> dict[str, tuple[int, ...]]:
+    """Observed site -> the shape of what is observed."""
+
+    def values(xi: Array) -> dict[str, Array]:
+        trace = program.evaluate(xi, {})[1]
+        return {name: jnp.asarray(trace[name]["value"]) for name in sites.observed}
+
+    point = jax.ShapeDtypeStruct((len(sites.coordinates.labels),), jnp.result_type(float))
+    return {name: value.shape for name, value in jax.eval_shape(values, point).items()}
+
+
+def _check_rows(of_many: dict[str, tuple[int, ...]], of_few: dict[str, tuple[int, ...]]) -> None:
+    """Every observed site grows with the rows: another would be counted anew with each batch."""
+    for name, shape in of_many.items():
+        if shape == of_few[name]:
+            raise InputError(
+                f"the observed site {name!r} does not belong to the rows: its shape is {shape} for any "
+                "number of them. Add its log-probability with numpyro.factor, or leave out batch_size."
+            )
 
 
 def anchored_at(target: Target, mode: np.ndarray, found: Derivatives) -> Target:
