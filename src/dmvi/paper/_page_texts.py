@@ -30,8 +30,7 @@ $$\log q(\theta) \ge \mathbb{E}_{r}\left[\log \frac{q(\theta, w)}{r(w \mid \thet
 
 The printed objective, on the right, lies above the ELBO and bounds nothing. The published code minimises
 $-\log p(y, \theta) + L(\theta)$, and for ADVI and NFVI $-\log p(y, \theta) - \log q(\theta)$: the entropy
-counts as a cost, for all three guides alike, and each contracts towards a point for as long as it is
-trained. Its minibatches are not scaled and count the prior once for every row, so that this point is not the
+counts as a cost, for all three guides alike, and each is drawn towards a point. Its minibatches are not scaled and count the prior once for every row, so that this point is not the
 posterior's mode either: in the mean model it is half the mean of the data.
 """
 
@@ -48,8 +47,11 @@ far enough by the end of training: Adam, which remembers the large gradients of 
 AUTHORS = r"""
 The published experiments use one data set for each model and size, whatever the seed. The table repeats them
 on these, with the models as the code has them and trained as it trains, and sets the paper's values beside
-ours. Ours is not its program: networks start from other weights, and the dropout mask of a draw stays the
-same from one step of the solver to the next. MSE, least and largest of the configurations, and that of the
+ours. Ours is not its program. In DMVI the noise model starts from other weights, sees time through fewer
+features and has one linear layer less before its hidden one; the solver's times are even in log-SNR, not in
+time; and the dropout mask of a draw stays the same from one step of the solver to the next. In NFVI the
+published networks start with all weights at zero, where their gradients are zero too, so that only biases are
+ever trained and the flow stays a Gaussian without correlations; ours starts elsewhere and learns. MSE, least and largest of the configurations, and that of the
 exact posterior:
 """
 
@@ -75,8 +77,8 @@ ASKED = (
 
 COST = r"""
 The published code takes about 1/65 CPU-second for a gradient step of the paper's own configuration (100
-diffusions, 10 solver steps, order 3) on hierarchical model 5. The table gives that of the same training here:
-CPU time of a fit over its steps, compilation included. Data sets are trained side by side in one program, of
+diffusions, 10 solver steps, order 3) on hierarchical model 5. The table gives that of our training, whose
+network is a little smaller (above): CPU time of a fit over its steps, compilation included. Data sets are trained side by side in one program, of
 which each has its share.
 """
 
