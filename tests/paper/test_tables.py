@@ -180,3 +180,14 @@ def test_nothing_to_show(tmp_path):
 def test_numbers():
     values = [number(value) for value in (1.234, math.nan, math.inf, -2.5e6)]
     assert values == ["1.23", "", "not finite", "-2.5e+06"]
+
+
+def test_sizes_that_the_paper_has_not_and_replicates_that_are_missing(folder):
+    store = Store(folder)
+    for cell in [cell for cell in store.cells.values() if cell["row"]["data"] == "fixed"]:
+        other = {"n": 6, "replicate": 3}
+        store.add(cell | {"key": f"{cell['key']}/6", "row": cell["row"] | other})
+    store.close()
+    page = write_page(folder, folder / "reproduction.md").read_text()
+    assert "| Mean model | 6 |" not in page
+    assert all(path.exists() for path in write_tables(folder))

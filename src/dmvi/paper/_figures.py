@@ -18,7 +18,7 @@ REACH = 6.0  # sds shown; what lies beyond is drawn at the edge
 
 
 def draw_figure(rows: Sequence[Mapping[str, Any]], model: str, path: Path) -> None:
-    """Intervals of the first replicate, one panel for each size.
+    """Intervals of the first replicate there is, one panel for each size.
 
     Args:
         rows: rows of coordinates.csv of one model, variant and kind of data.
@@ -32,7 +32,8 @@ def draw_figure(rows: Sequence[Mapping[str, Any]], model: str, path: Path) -> No
     figure = Figure(figsize=(5.2 * len(sizes) + 0.6, 0.36 * len(names) + 2.2), layout="constrained")
     axes = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for n, panel in zip(sizes, axes, strict=True):
-        _panel(panel, [row for row in rows if row["n"] == n and row["replicate"] == 0], names)
+        first = min(row["replicate"] for row in rows if row["n"] == n)
+        _panel(panel, [row for row in rows if row["n"] == n and row["replicate"] == first], names)
         panel.set_title(f"N = {n}", fontsize=10)
         panel.set_xlabel(f"sds of {'NUTS' if model == 'mixture' else 'the exact posterior'} from its mean")
     axes[0].set_yticks(range(len(names)), names, fontsize=8)

@@ -30,8 +30,9 @@ $$\log q(\theta) \ge \mathbb{E}_{r}\left[\log \frac{q(\theta, w)}{r(w \mid \thet
 
 The printed objective, on the right, lies above the ELBO and bounds nothing. The published code minimises
 $-\log p(y, \theta) + L(\theta)$, and for ADVI and NFVI $-\log p(y, \theta) - \log q(\theta)$: the entropy
-counts as a cost, for all three guides alike, and each is drawn towards a point. Its minibatches are not scaled and count the prior once for every row, so that this point is not the
-posterior's mode either: in the mean model it is half the mean of the data.
+counts as a cost, for all three guides alike, and each is drawn towards a point. Its minibatches are not
+scaled and count the prior once for every row, so that this point is not the posterior's mode either: in the
+mean model it is half the mean of the data.
 """
 
 SHRINKING = r"""
@@ -51,8 +52,8 @@ ours. Ours is not its program. In DMVI the noise model starts from other weights
 features and has one linear layer less before its hidden one; the solver's times are even in log-SNR, not in
 time; and the dropout mask of a draw stays the same from one step of the solver to the next. In NFVI the
 published networks start with all weights at zero, where their gradients are zero too, so that only biases are
-ever trained and the flow stays a Gaussian without correlations; ours starts elsewhere and learns. MSE, least and largest of the configurations, and that of the
-exact posterior:
+ever trained and the flow stays a Gaussian without correlations; ours starts elsewhere and learns. MSE, least
+and largest of the configurations, and that of the exact posterior:
 """
 
 ORACLE = r"""
@@ -78,8 +79,8 @@ ASKED = (
 COST = r"""
 The published code takes about 1/65 CPU-second for a gradient step of the paper's own configuration (100
 diffusions, 10 solver steps, order 3) on hierarchical model 5. The table gives that of our training, whose
-network is a little smaller (above): CPU time of a fit over its steps, compilation included. Data sets are trained side by side in one program, of
-which each has its share.
+network is a little smaller (above): CPU time of a fit over its steps, compilation included. Data sets are
+trained side by side in one program, of which each has its share.
 """
 
 COST_ASKED = (
