@@ -18,6 +18,7 @@ import resource
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ import numpy as np
 
 import dmvi
 from dmvi.cli._data import read_data
+from dmvi.targets._rows import open_rows
 
 SECONDS, MEBIBYTES = 2.0, 500
+ROWS = (".npy", ".parquet", ".arrow")
 NASTY: list[Any] = [
     None, True, -1, 0, 2**31, 2**63, 10**30, 1e308, "nan", "", "x" * 1000, [], [[]], {}, {"a": [1, {}]},
     "../../etc", "\u0000", -0.0, "inf", [None] * 5, 3.5,
@@ -133,8 +136,19 @@ def read_fit(path: Path) -> None:
     repr(stored)
     stored.sample()
     stored.summary()
-    if hash(path.read_bytes()) % 10 == 0:  # slower than all the rest
+    if zlib.crc32(path.read_bytes()) % 10 == 0:  # slower than all the rest
         stored.to_arviz()
+        stored.plot_diffusion()
+
+
+def read_any(path: Path) -> None:
+    """Data of the command line; files of rows as training reads them."""
+    if path.suffix not in ROWS:
+        read_data(path)
+        return
+    rows, _ = open_rows({"y": str(path)})
+    for _ in rows.blocks(1000):
+        pass
 
 
 def fit_seed() -> bytes:
@@ -156,7 +170,22 @@ def data_seeds() -> dict[str, list[bytes]]:
         ".json": [b'{"n": 3, "y": [1.5, 2, 3], "x": [[1, 2], [3, 4]], "flag": true}', b'{"y": [1e3, -2]}'],
         ".csv": [b"group,y\n0,1.5\n1,-2e3\n2,4\n", b"\xef\xbb\xbfa,b\r\n1,2\r\n"],
         ".npz": [buffer.getvalue(), packed.getvalue()],
+        **rows_seeds(),
     }
+
+
+def rows_seeds() -> dict[str, list[bytes]]:
+    """Files of rows of every kind."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"y": np.arange(40.0), "g": np.arange(40)})
+    array, parquet, arrow = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.save(array, np.arange(40.0).reshape(20, 2))
+    pq.write_table(table, parquet, row_group_size=16)
+    with pa.ipc.new_file(arrow, table.schema) as writer:
+        writer.write_table(table)
+    return {".npy": [array.getvalue()], ".parquet": [parquet.getvalue()], ".arrow": [arrow.getvalue()]}
 
 
 def damaged_npz(content: bytes, rng: random.Random) -> bytes:
@@ -184,8 +213,9 @@ def inputs(what: str, rng: random.Random) -> Callable[[], tuple[str, bytes]]:
     def one() -> tuple[str, bytes]:
         suffix = rng.choice(list(seeds))
         content = rng.choice(seeds[suffix])
-        inside = suffix == ".npz" and rng.random() < 0.6
-        return suffix, damaged_npz(content, rng) if inside else damaged(content, rng)
+        inside = suffix in (".npz", ".npy") and rng.random() < 0.6
+        change = damaged if not inside else damaged_npz if suffix == ".npz" else changed_array
+        return suffix, change(content, rng)
 
     return one
 
@@ -212,7 +242,7 @@ def fuzz(what: str, seconds: float, seed: int, keep: Path | None) -> dict[str, A
     """Damages and reads for so long."""
     rng = random.Random(seed)
     following = inputs(what, rng)
-    read = read_fit if what == "fits" else read_data
+    read = read_fit if what == "fits" else read_any
     failures: dict[str, str] = {}
     tried = 0
     end = time.monotonic() + seconds

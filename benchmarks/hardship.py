@@ -178,16 +178,19 @@ def resident() -> float:
 
 
 def watch_memory(steps: int) -> list[tuple[int, float]]:
-    """Resident MiB after each tenth of a fit that does not stop before its last step."""
+    """Resident MiB after each sixteenth of a fit that no plateau ends before its last step."""
     found = []
 
     def note(trainer: Any) -> None:
-        found.append((trainer.step, resident()))
+        found.append((int(trainer._state.step), resident()))
 
     from dmvi._fit import GUIDES, fit_keys, training_settings
     from dmvi.guides import anchored
     from dmvi.targets import as_target
     from dmvi.training import Budget, Trainer, progress_for
+    from dmvi.training._stopping import Plateau
+
+    Plateau.reached = lambda *_: False
 
     def banana(x):
         return norm.logpdf(x[0], 0.0, 2.0) + norm.logpdf(x[1], 0.5 * x[0] ** 2 - 2.0, 0.3)
