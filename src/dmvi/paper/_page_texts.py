@@ -50,10 +50,10 @@ The published experiments use one data set for each model and size, whatever the
 on these, with the models as the code has them and trained as it trains, and sets the paper's values beside
 ours. Ours is not its program. In DMVI the noise model starts from other weights, sees time through fewer
 features and has one linear layer less before its hidden one; the solver's times are even in log-SNR, not in
-time; and the dropout mask of a draw stays the same from one step of the solver to the next. In NFVI the
-published networks start with all weights at zero, where their gradients are zero too, so that only biases are
-ever trained and the flow stays a Gaussian without correlations; ours starts elsewhere and learns. MSE, least
-and largest of the configurations, and that of the exact posterior:
+time; and the dropout mask of a draw stays the same from one step of the solver to the next. In NFVI networks
+start with all weights at zero, here as there: their gradients are zero too, so that only biases are ever
+trained, and the flow stays a Gaussian without correlations. MSE, least and largest of the configurations, and
+that of the exact posterior:
 """
 
 ORACLE = r"""

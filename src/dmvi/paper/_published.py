@@ -74,7 +74,7 @@ class PublishedGaussian(Published):
 
 
 class PublishedFlow(Published):
-    """Two inverse autoregressive layers on N(0, I)."""
+    """Two inverse autoregressive layers on N(0, I), whose weights all start at zero, and stay there."""
 
     flow: AutoregressiveFlow
     dim: int = eqx.field(static=True)
@@ -141,7 +141,10 @@ class Recipe(NamedTuple):
                 loc=jnp.zeros(dim), log_scale=jnp.full(dim, math.log(FIRST_SCALE)), dim=dim
             )
         if self.kind == "flow":
-            return PublishedFlow(flow=AutoregressiveFlow(dim, WIDTH, LAYERS, key=key), dim=dim)
+            flow = AutoregressiveFlow(dim, WIDTH, LAYERS, key=key)
+            # As in the code: where all weights are zero so are their gradients, and only biases ever move.
+            flow = eqx.tree_at(lambda flow: flow.first, flow, jnp.zeros_like(flow.first))
+            return PublishedFlow(flow=flow, dim=dim)
         network = NoiseMLP(dim, WIDTH, DROPOUT, key=key)
         schedule = LinearSchedule(self.diffusions)
         solver = SolverFlow(network, schedule, evaluations=self.steps, order=self.order, grid="logsnr")
