@@ -170,7 +170,6 @@ def data_seeds() -> dict[str, list[bytes]]:
         ".json": [b'{"n": 3, "y": [1.5, 2, 3], "x": [[1, 2], [3, 4]], "flag": true}', b'{"y": [1e3, -2]}'],
         ".csv": [b"group,y\n0,1.5\n1,-2e3\n2,4\n", b"\xef\xbb\xbfa,b\r\n1,2\r\n"],
         ".npz": [buffer.getvalue(), packed.getvalue()],
-        **rows_seeds(),
     }
 
 
@@ -208,7 +207,7 @@ def inputs(what: str, rng: random.Random) -> Callable[[], tuple[str, bytes]]:
     if what == "fits":
         seed = fit_seed()
         return lambda: (".dmvi", damaged(seed, rng) if rng.random() < 0.3 else resigned(seed, rng))
-    seeds = data_seeds()
+    seeds = data_seeds() | rows_seeds()
 
     def one() -> tuple[str, bytes]:
         suffix = rng.choice(list(seeds))

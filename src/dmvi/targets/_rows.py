@@ -163,6 +163,8 @@ class TableRows(Rows):
         _check_unchanged(self._path, self._seen)
         with _readable(self._path):
             columns = self._groups(group)
+        if not columns:
+            raise InputError(f"{str(self._path)!r} holds no columns.")
         return {name: _as_rows(values) for name, values in columns.items()}
 
     def fingerprint(self):
