@@ -190,7 +190,7 @@ def watch_memory(steps: int) -> list[tuple[int, float]]:
     from dmvi.training import Budget, Trainer, progress_for
     from dmvi.training._stopping import Plateau
 
-    Plateau.reached = lambda *_: False
+    Plateau.reached = lambda *_: False  # pyright: ignore[reportAttributeAccessIssue]
 
     def banana(x):
         return norm.logpdf(x[0], 0.0, 2.0) + norm.logpdf(x[1], 0.5 * x[0] ** 2 - 2.0, 0.3)
