@@ -41,8 +41,9 @@ median over coordinates and data sets, after the published training of 2,000 epo
 """
 
 STILL_WIDE = r"""
-ADVI starts with standard deviations of 2.7. Where its ratio is above 1 it has contracted as well, but not
-far enough by the end of training: Adam, which remembers the large gradients of the start, slows it down.
+ADVI starts with standard deviations of 2.7, NFVI with 1. Where a ratio is above 1 the guide has contracted as
+well, but not far enough by the end of training: Adam, which remembers the large gradients of the start, slows
+it down.
 """
 
 AUTHORS = r"""
