@@ -30,6 +30,7 @@ from dmvi.posterior import Verdict
 
 TRUTH_DRAWS, DRAWS = 200_000, 20_000
 BAD, GOOD = 0.3, 0.1
+TRUSTED = ("trust", "resample")
 NEAR = 6.0  # sds of the narrowest mode within which a draw counts as near it
 COLUMNS = (
     "kind",
@@ -115,7 +116,7 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
 
 def right(row: dict[str, Any]) -> bool:
     """Whether the verdict suits the truth: anything does in between."""
-    trusted = row["verdict"] in ("trust", "resample")
+    trusted = row["verdict"] in TRUSTED
     return not (row["truth"] == "bad" and trusted) and not (row["truth"] == "good" and not trusted)
 
 
@@ -145,7 +146,18 @@ def markdown(rows: Sequence[dict[str, Any]], machine: dict[str, str]) -> str:
             row["verdict"],
         ]
         lines.append("| " + " | ".join([*cells, "" if right(row) else "wrong"]) + " |")
-    return "\n".join([*lines, "", "; ".join(machine.values()) + "."]) + "\n"
+    return "\n".join([*lines, "", *_otherwise(rows), "", "; ".join(machine.values()) + "."]) + "\n"
+
+
+def _otherwise(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What other definitions of good and bad would give."""
+    near = [row for row in rows if row.get("error") is not None and row["error"] < GOOD]
+    far = [row for row in rows if row["truth"] == "bad" or (row.get("spread") or 0.0) > BAD]
+    counts = [(len(fits), sum(row["verdict"] in TRUSTED for row in fits)) for fits in (near, far)]
+    return [
+        "Good by the error of means alone: {} fits, {} of them trusted.".format(*counts[0]),
+        f"Bad by a spread above {BAD} too: {{}} fits, {{}} of them trusted.".format(*counts[1]),
+    ]
 
 
 def _number(value: float | None) -> str:

@@ -1,5 +1,7 @@
 """What ranks of known posteriors say: uniform for exact ones, flagged for wrong ones, in the right words."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -57,3 +59,13 @@ def test_very_many_scalars_show_the_worst():
     titles = [ax.get_title() for ax in found.plot_ecdf().axes if ax.get_visible()]
     assert len(titles) == 64
     assert any(title.startswith("x[69]") for title in titles)
+
+
+def test_too_many_failures_are_no_calibration_and_cut_fits_are_said():
+    ranks = np.random.default_rng(0).integers(0, 1000, 200)
+    fine = Calibration(ranks={"a": ranks}, sites={"a": ("a",)}, draws=999, failed=10, cut_short=3)
+    assert fine.calibrated
+    assert "3 fits were cut short" in repr(fine)
+    failed = dataclasses.replace(fine, failed=11)
+    assert not failed.calibrated
+    assert repr(failed).startswith("Cannot be judged")

@@ -135,13 +135,7 @@ def read_simulator(model: Callable, data: Mapping[str, Any]) -> Simulator:
     rng = np.random.default_rng(0)
     filled = {name: _filled(value, rng) for name, value in dict(data).items()}
     arguments = read_arguments(model, (), filled)
-    try:
-        with numpyro.validation_enabled(False):
-            trace, plates = trace_prior(model, arguments, jax.random.key(0))
-    except InputError:
-        raise
-    except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
-        raise explain_failure(error, model, "data", arguments.named) from error
+    trace, plates = _traced(model, arguments)
     if plates:
         raise InputError("calibration needs all rows at once; leave subsample_size out of the plates.")
     _check_sites(trace)
@@ -156,9 +150,19 @@ def read_simulator(model: Callable, data: Mapping[str, Any]) -> Simulator:
 
 def latents_of(model: Callable, data: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the latent sites of a model with these arguments."""
-    with numpyro.validation_enabled(False):
-        trace, _ = trace_prior(model, read_arguments(model, (), dict(data)), jax.random.key(0))
+    trace, _ = _traced(model, read_arguments(model, (), dict(data)))
     return tuple(name for name, site in trace.items() if is_latent(site))
+
+
+def _traced(model: Callable, arguments: Arguments) -> tuple[Trace, Any]:
+    """The model's sites and plates at a draw of its prior."""
+    try:
+        with numpyro.validation_enabled(False):
+            return trace_prior(model, arguments, jax.random.key(0))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
+        raise explain_failure(error, model, "data", arguments.named) from error
 
 
 def seen_twice(model: Callable, sites: Mapping[str, str]) -> Callable:
