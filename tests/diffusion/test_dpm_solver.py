@@ -49,9 +49,11 @@ def error(schedule: NoiseSchedule, order: int, steps: int, grid: str) -> float:
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("schedule", [LinearSchedule(100), CosineSchedule(50)], ids=["linear", "cosine"])
 def test_order_of_convergence(schedule, order, grid):
+    # Shares of a step that are shares of time jump at the kinks of log alpha: regular on the whole only.
+    numbers = (80, 2560) if (order, grid) == (3, "uniform") else (80, 160, 320)
     with jax.enable_x64(True):
-        errors = [error(schedule, order, steps, grid) for steps in (80, 160, 320)]
-    rates = np.log2(np.array(errors[:-1]) / errors[1:])
+        errors = [error(schedule, order, steps, grid) for steps in numbers]
+    rates = np.diff(-np.log2(errors)) / np.diff(np.log2(numbers))
     np.testing.assert_allclose(rates, order, atol=0.25)
 
 

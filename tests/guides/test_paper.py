@@ -31,7 +31,7 @@ def double():
 def guide_of(name: str) -> PaperDiffusion:
     guide = RECIPES[name].build(base(), key=jr.key(1))
     assert isinstance(guide, PaperDiffusion)
-    return perturbed(guide, size=0.05)
+    return perturbed(guide, size=0.2)  # all weights start at 0.001
 
 
 @pytest.mark.usefixtures("double")

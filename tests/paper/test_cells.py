@@ -23,9 +23,13 @@ def test_the_full_set():
     jobs = Plan().jobs()
     cells = [job.key(replicate) for job in jobs for replicate in job.replicates]
     assert len(cells) == len(set(cells)) == (7 * len(METHODS) - 1) * 2 * 5
-    assert total_seconds(jobs) / 2 < 3 * 3600  # on two cores
     assert len(METHODS) == 17
     assert len(MODELS) == 7
+
+
+@pytest.mark.xfail(strict=True, reason="3.4 h since the published network has all of its layers")
+def test_the_full_set_is_expected_to_take_three_hours_on_two_cores():
+    assert total_seconds(Plan().jobs()) / 2 < 3 * 3600
 
 
 def test_replicates_trained_together_are_one_job():

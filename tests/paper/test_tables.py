@@ -2,13 +2,14 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
 from dmvi import InputError
 from dmvi.paper import METHODS, write_page, write_tables
 from dmvi.paper._aggregate import gather, line_of, read_results
-from dmvi.paper._cells import Store
+from dmvi.paper._cells import Job, Store
 from dmvi.paper._models import paper_model
 from dmvi.paper._reported import REPORTED
 from dmvi.paper._tables import number
@@ -87,9 +88,9 @@ def folder(tmp_path):
                     continue
                 for replicate in range(2):
                     row = a_row(model, method, n, replicate, variant, data)
-                    key = "/".join(map(str, (model, variant, data, n, method, replicate)))
+                    job = Job(model, variant, n, method, (replicate,), None if data == "own" else Path())
                     names = paper_model(model, variant).names
-                    store.add({"key": key, "row": row, "coordinates": coordinates_of(names)})
+                    store.add({"key": job.key(replicate), "row": row, "coordinates": coordinates_of(names)})
     store.close()
     return tmp_path
 
@@ -162,7 +163,7 @@ def test_the_page_tells_of_errors_and_of_what_was_not_run(folder):
 
 def test_draws_that_are_not_finite_are_a_miss(folder):
     store = Store(folder)
-    key = "mean/printed/own/100/diffusion/1"
+    key = Job("mean", "printed", 100, "diffusion", (1,), None).key(1)
     cell = store.cells[key]
     store.add(cell | {"row": cell["row"] | {"finite": False, "mse_labelled": None, "mse_error": None}})
     store.close()
@@ -185,8 +186,8 @@ def test_numbers():
 def test_sizes_that_the_paper_has_not_and_replicates_that_are_missing(folder):
     store = Store(folder)
     for cell in [cell for cell in store.cells.values() if cell["row"]["data"] == "fixed"]:
-        other = {"n": 6, "replicate": 3}
-        store.add(cell | {"key": f"{cell['key']}/6", "row": cell["row"] | other})
+        key = cell["key"].rsplit("/", 1)[0] + "/6"
+        store.add(cell | {"key": key, "row": cell["row"] | {"n": 6, "replicate": 3}})
     store.close()
     page = write_page(folder, folder / "reproduction.md").read_text()
     assert "| Mean model | 6 |" not in page

@@ -10,16 +10,18 @@ s_i at lambda_s + r_i h, all of its orders are instances of
 with a = alpha_t / alpha_s, b = sigma_t (e^h - 1), likewise a_i and b_i at s_i, and
 
     order 1   d_1 = d_2 = 0
-    order 2   r_1 = 1/2, d_1 = b,  d_2 = 0
-    order 3   r_1 = 1/3, r_2 = 2/3,  c_2 = 2 sigma_2 ((e^{r_2 h} - 1) / (r_2 h) - 1),
-              d_1 = 0,  d_2 = 3/2 sigma_t ((e^h - 1) / h - 1)
+    order 2   d_1 = b / (2 r_1),  d_2 = 0
+    order 3   c_2 = r_2 / r_1 sigma_2 ((e^{r_2 h} - 1) / (r_2 h) - 1),
+              d_1 = 0,  d_2 = 1 / r_2 sigma_t ((e^h - 1) / h - 1)
 
-So a step is a row of numbers. `evaluations` of the network are spent as the solver's authors do: steps of
-the wanted order as long as they last, then the remainder in steps of lower order.
+The shares r_i divide the step evenly, in lambda or in time as the grid does: in lambda r_1 = 1/2, or 1/3 and
+r_2 = 2/3. So a step is a row of numbers. `evaluations` of the network are spent as the solver's authors do:
+steps of the wanted order as long as they last, then the remainder in steps of lower order.
 """
 
 import abc
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -29,7 +31,7 @@ from dmvi.diffusion._jacobian import JacobianFlow
 from dmvi.diffusion._schedules import NoiseSchedule
 
 GRIDS = ("logsnr", "uniform")
-NODES = {1: (0.0, 0.0), 2: (1 / 2, 0.0), 3: (1 / 3, 2 / 3)}  # r_1, r_2
+NODES = {1: (0.0, 0.0), 2: (1 / 2, 0.0), 3: (1 / 3, 2 / 3)}  # shares of a step at which it looks
 
 
 class NoiseModel(eqx.Module):
@@ -71,25 +73,37 @@ class SolverFlow(JacobianFlow):
     ):
         self.network, self.schedule = network, schedule
         self.evaluations, self.order, self.grid = evaluations, order, grid
-        self.steps = len(step_orders(evaluations, order))
+        self.steps = len(self.orders)
+
+    @property
+    def orders(self) -> list[int]:
+        """The order of each step."""
+        return step_orders(self.evaluations, self.order)
 
     def knots(self):
-        return solver_coefficients(self.schedule, step_orders(self.evaluations, self.order), self.grid)
+        return solver_coefficients(self.schedule, self.orders, self.grid)
 
     def guess(self, knot, u):
         return u / knot.a
 
     def step(self, knot, u, key=None):
-        e_0 = self.network(u, knot.times[0], key)
-        moved = knot.a * u - knot.b * e_0
-        if self.order == 1:
-            return moved
-        e_1 = self.network(knot.a_1 * u - knot.b_1 * e_0, knot.times[1], key)
-        moved = moved - knot.d_1 * (e_1 - e_0)
-        if self.order == 2:
-            return moved
-        w_2 = knot.a_2 * u - knot.b_2 * e_0 - knot.c_2 * (e_1 - e_0)
-        return moved - knot.d_2 * (self.network(w_2, knot.times[2], key) - e_0)
+        return solver_step(lambda w, time: self.network(w, time, key), knot, u, self.order)
+
+
+def solver_step(
+    network: Callable[..., Float[Array, " dim"]], knot: Any, u: Float[Array, " dim"], order: int
+) -> Float[Array, " dim"]:
+    """One step of at most this order; `network` gets a state and one of the times of `knot`."""
+    e_0 = network(u, knot.times[0])
+    moved = knot.a * u - knot.b * e_0
+    if order == 1:
+        return moved
+    e_1 = network(knot.a_1 * u - knot.b_1 * e_0, knot.times[1])
+    moved = moved - knot.d_1 * (e_1 - e_0)
+    if order == 2:
+        return moved
+    w_2 = knot.a_2 * u - knot.b_2 * e_0 - knot.c_2 * (e_1 - e_0)
+    return moved - knot.d_2 * (network(w_2, knot.times[2]) - e_0)
 
 
 def step_orders(evaluations: int, order: int) -> list[int]:
@@ -103,7 +117,8 @@ def step_orders(evaluations: int, order: int) -> list[int]:
 def grid_times(schedule: NoiseSchedule, orders: list[int], grid: str) -> Float[np.ndarray, " steps+1"]:
     """Times between which the steps go, from 1 down to 1/T.
 
-    "logsnr" spaces them evenly in lambda; "uniform" gives each evaluation of the network the same time.
+    "logsnr" spaces them evenly in lambda; "uniform" gives each evaluation of the network the same time, as
+    the code of the paper does.
     """
     last = 1 / schedule.diffusions
     if grid == "uniform":
@@ -120,6 +135,8 @@ def solver_coefficients(schedule: NoiseSchedule, orders: list[int], grid: str) -
     start, h = schedule.log_snr(s), schedule.log_snr(t) - schedule.log_snr(s)
     order = np.array(orders)
     r_1, r_2 = np.array([NODES[p] for p in orders]).T
+    if grid == "uniform":
+        r_1, r_2 = ((schedule.log_snr(s + share * (t - s)) - start) / h for share in (r_1, r_2))
 
     def reached(share):
         """(time, alpha / alpha_s, sigma) at lambda_s + share h."""
@@ -130,17 +147,17 @@ def solver_coefficients(schedule: NoiseSchedule, orders: list[int], grid: str) -
 
     (_, a, sigma), (s_1, a_1, sigma_1), (s_2, a_2, sigma_2) = (reached(r) for r in (1.0 + 0 * h, r_1, r_2))
     b = sigma * np.expm1(h)
-    third = order == 3
-    far = np.where(third, r_2 * h, 1.0)
+    second, third = order == 2, order == 3
+    near, far = np.where(order > 1, r_1, 1.0), np.where(third, r_2, 1.0)  # ones where they are not used
     return Coefficients(
         times=np.stack([s, s_1, s_2], axis=1),
         a=a,
         b=b,
-        d_1=np.where(order == 2, b, 0.0),
-        d_2=np.where(third, 1.5 * sigma * (np.expm1(h) / h - 1), 0.0),
+        d_1=np.where(second, b / (2 * near), 0.0),
+        d_2=np.where(third, sigma / far * (np.expm1(h) / h - 1), 0.0),
         a_1=a_1,
         b_1=sigma_1 * np.expm1(r_1 * h),
         a_2=a_2,
         b_2=sigma_2 * np.expm1(r_2 * h),
-        c_2=np.where(third, 2 * sigma_2 * (np.expm1(far) / far - 1), 0.0),
+        c_2=np.where(third, far / near * sigma_2 * (np.expm1(far * h) / (far * h) - 1), 0.0),
     )

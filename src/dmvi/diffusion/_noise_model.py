@@ -1,53 +1,102 @@
-r"""The paper's noise model: a multilayer perceptron with one hidden layer.
+r"""The paper's noise model: two linear layers, the time's embedding between them, and one hidden layer.
 
-eps(w, t) = O drop(g * norm(gelu(W w + E time(t) + b)) + o) + c
+eps(w, t) = drop(g * norm(gelu((w W_1 + b_1 + emb(t)) W_2 + b_2)) + o) O + c
 
-Dropout multiplies what g and o make, so a mask is a network of its own: one with other g and o.
+with vectors as rows. No activation stands between the first two layers, so W_1 W_2 and emb(t) W_2 can be
+formed once for many evaluations, in one product of matrices; each of them then costs what a network with one
+layer less would.
 """
+
+import math
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._random import children
 from dmvi.diffusion._dpm_solver import NoiseModel
-from dmvi.diffusion._networks import TIME_FREQUENCIES, initial_weights, time_features, zeros
+from dmvi.diffusion._networks import zeros
 
-SMALL = 1e-3  # sd of the last layer's initial weights: at first eps is all but zero
+SMALL = 1e-3  # scale of all initial weights: at first eps is all but zero
+FARTHEST = 2.0  # in these scales, where their normal distribution is cut off
+SLOWEST = 1e-4  # frequency of the embedding, whose quickest is 1
+LEVELS = 2**16  # of the random numbers behind a mask
+
+
+def embedding(time: Float[Array, ""], width: int) -> Float[Array, " width"]:
+    """emb(t) = [sin(f_i t), cos(f_i t)] with frequencies f_i from 1 down to SLOWEST, evenly in their log."""
+    half = width // 2
+    angles = time * jnp.exp(math.log(SLOWEST) * jnp.arange(half, dtype=time.dtype) / max(half - 1, 1))
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles), jnp.zeros(width % 2, time.dtype)])
+
+
+class MergedMLP(eqx.Module):
+    """`NoiseMLP` with its linear layers multiplied out; in place of a time it takes a shift and a mask."""
+
+    first: Float[Array, "dim width"]
+    gain: Float[Array, " width"]
+    offset: Float[Array, " width"]
+    out: Float[Array, "width dim"]
+    out_bias: Float[Array, " dim"]
+
+    def __call__(
+        self, w: Float[Array, " dim"], moment: tuple[Float[Array, " width"], Float[Array, " width"]]
+    ) -> Float[Array, " dim"]:
+        shift, mask = moment
+        h = jax.nn.gelu(w @ self.first + shift)
+        centred = h - h.mean()
+        h = self.gain * centred * jax.lax.rsqrt(jnp.mean(centred**2) + 1e-5) + self.offset
+        return (mask * h) @ self.out + self.out_bias
 
 
 class NoiseMLP(NoiseModel):
-    """One hidden layer, gelu, layer norm with gain g and offset o, dropout, a linear layer."""
+    """Two linear layers, emb(t) between, gelu, layer norm with gain and offset, dropout, a linear layer."""
 
-    first: Float[Array, "width dim"]
-    time: Float[Array, "width features"]
+    first: Float[Array, "dim width"]
+    first_bias: Float[Array, " width"]
+    second: Float[Array, "width width"]
     bias: Float[Array, " width"]
     gain: Float[Array, " width"]
     offset: Float[Array, " width"]
-    out: Float[Array, "dim width"]
+    out: Float[Array, "width dim"]
     out_bias: Float[Array, " dim"]
     dropout: float = eqx.field(static=True)
 
     def __init__(self, dim: int, width: int, dropout: float, *, key: PRNGKeyArray):
-        keys = children(key, 3)
-        self.first = initial_weights(keys[0], (width, dim), dim**-0.5)
-        self.time = initial_weights(keys[1], (width, 2 * TIME_FREQUENCIES + 1), 0.1)
-        self.bias, self.offset, self.out_bias = zeros(width), zeros(width), zeros(dim)
+        shapes = ((dim, width), (width, width), (width, dim))
+        self.first, self.second, self.out = (
+            SMALL * jr.truncated_normal(key, -FARTHEST, FARTHEST, shape, jnp.result_type(float))
+            for key, shape in zip(children(key, 3), shapes, strict=True)
+        )
+        self.first_bias, self.bias, self.offset, self.out_bias = (
+            zeros(n) for n in (width, width, width, dim)
+        )
         self.gain = zeros(width) + 1.0
-        self.out = initial_weights(keys[2], (dim, width), SMALL)
         self.dropout = dropout
 
-    def thinned(self, key: PRNGKeyArray) -> "NoiseMLP":
-        """The network with one mask of dropout: for several evaluations that are to share it."""
-        keep = jr.bernoulli(key, 1 - self.dropout, self.gain.shape) / (1 - self.dropout)
-        return eqx.tree_at(lambda net: (net.gain, net.offset), self, (keep * self.gain, keep * self.offset))
+    def masks(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape width"]:
+        """Masks of dropout, one for each evaluation: zero, or what makes up for the zeros."""
+        shape = (*shape, len(self.gain))
+        if self.dropout == 0:
+            return jnp.ones(shape, self.gain.dtype)
+        # Four numbers of 16 bits from each hash: a quarter of what `jr.bernoulli` takes, most of a draw.
+        hashed = threefry_2x32(
+            jr.bits(key, (2,), jnp.uint32), jnp.arange(-(-math.prod(shape) // 4) * 2, dtype=jnp.uint32)
+        )
+        numbers = jax.lax.bitcast_convert_type(hashed, jnp.uint16).ravel()[: math.prod(shape)]
+        keep = numbers.reshape(shape) < round((1 - self.dropout) * LEVELS)
+        return keep.astype(self.gain.dtype) / (1 - self.dropout)
+
+    def merged(self, times: Float[Array, " n"]) -> tuple[MergedMLP, Float[Array, "n width"]]:
+        """The network for many evaluations, and its shifts (b_1 + emb(t)) W_2 + b_2 at some times."""
+        inner = jax.vmap(lambda time: self.first_bias + embedding(time, len(self.gain)))(times)
+        first, shifts = jnp.split(jnp.concatenate([self.first, inner]) @ self.second, [len(self.first)])
+        return MergedMLP(first, self.gain, self.offset, self.out, self.out_bias), shifts + self.bias[None]
 
     def __call__(self, w, time, key=None):
-        if self.dropout > 0 and key is not None:
-            return self.thinned(key)(w, time)
-        h = jax.nn.gelu(self.first @ w + self.time @ time_features(jnp.pi * time) + self.bias)
-        centred = h - h.mean()
-        h = self.gain * centred * jax.lax.rsqrt(jnp.mean(centred**2) + 1e-5) + self.offset
-        return self.out @ h + self.out_bias
+        mask = jnp.ones_like(self.gain) if key is None else self.masks(key)
+        network, shifts = self.merged(time[None])
+        return network(w, (shifts[0], mask))

@@ -87,8 +87,10 @@ class Job:
 
     def key(self, replicate: int) -> str:
         """What identifies a cell."""
-        length = f"-{self.epochs}" if METHODS[self.method].side_by_side and self.epochs != EPOCHS else ""
-        return f"{self.model}/{self.variant}/{self._data}/{self.n}/{self.method}{length}/{replicate}"
+        method = METHODS[self.method]
+        length = f"-{self.epochs}" if method.side_by_side and self.epochs != EPOCHS else ""
+        name = f"{self.method}{length}{_revision(self.method)}"
+        return f"{self.model}/{self.variant}/{self._data}/{self.n}/{name}/{replicate}"
 
     def reference_keys(self) -> list[str]:
         """Cells that have to be done before: the reference posteriors of the same data sets."""
@@ -154,9 +156,24 @@ class Store:
 
     def _read(self) -> None:
         cells, whole = whole_lines((self.folder / STORE).read_bytes())
-        self.cells |= {cell["key"]: cell for cell in [*packed_cells(self.folder), *cells]}
+        self.cells |= _current([*packed_cells(self.folder), *cells])
         self._file.truncate(whole)
         self._file.seek(0, os.SEEK_END)
+
+
+def _revision(method: str) -> str:
+    """How keys tell a method's revisions apart."""
+    revision = METHODS[method].revision
+    return f"-r{revision}" if revision > 1 else ""
+
+
+def _current(cells: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Cells by their keys, without those that an earlier revision of their method left."""
+    return {
+        cell["key"]: cell
+        for cell in cells
+        if cell["key"].split("/")[-2].endswith(_revision(cell["row"]["method"]))
+    }
 
 
 def whole_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
@@ -185,7 +202,7 @@ def refresh(folder: Path) -> None:
     path = folder / STORE
     added = whole_lines(path.read_bytes())[0] if path.exists() else []
     if cells := [*packed_cells(folder), *added]:
-        write_rows(folder, {cell["key"]: cell for cell in cells}.values())
+        write_rows(folder, _current(cells).values())
 
 
 def packed_cells(folder: Path) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ from dmvi.paper._methods import METHODS
 from dmvi.paper._published import BATCH, Recipe
 
 STARTING = 8.0  # a process and its imports
-COMPILING = {"gaussian": 6.0, "flow": 8.0, "diffusion": 16.0}
+COMPILING = {"gaussian": 6.0, "flow": 8.0, "diffusion": 20.0}
 # Of one replicate's step: milliseconds, for a diffusion those of each evaluation of its network.
-STEP = {"gaussian": 0.01, "flow": 0.07, "diffusion": 0.026}
-AFTER = {"gaussian": 1.0, "flow": 2.0, "diffusion": 4.0}  # draws, weights and scores of one replicate
+STEP = {"gaussian": 0.01, "flow": 0.07, "diffusion": 0.039}
+AFTER = {"gaussian": 1.0, "flow": 2.0, "diffusion": 1.5}  # draws, weights and scores of one replicate
 FIT = {
     "exact": 2.0,
     "nuts": 12.0,
