@@ -24,7 +24,7 @@ from dmvi.targets import Derivatives, Target, anchored_at
 from dmvi.training import Look, Progress, filled, leaves_of
 
 STARTED = "training starts"
-CHECKED = 250  # draws of the start that are weighed on all rows
+CHECKED = 64  # draws of the start that are weighed on all rows
 NOTHING_TO_GAIN = 0.005  # nats between log evidence and ELBO below which training is left out
 
 
@@ -110,12 +110,15 @@ def hear(recipe: GuideRecipe, target: Target, team: Team) -> Start:
 
 
 def anchor_of(target: Target) -> dict[str, np.ndarray]:
-    """Mode and slope of the control variates of a target, where it has them."""
+    """Mode, slope and Hessian of the control variates of a target, where it has them, one below the other."""
     if target.stream is None or "mode" not in target.data:
         return {}
-    return {"anchor": np.stack([target.data["mode"], target.data["slope"]])}
+    data = target.data
+    curvature = [data["curvature"]] if "curvature" in data else []
+    return {"anchor": np.vstack([data["mode"], data["slope"], *curvature])}
 
 
 def anchored(target: Target, anchor: np.ndarray, offset: float) -> Target:
     """The inverse of `anchor_of`."""
-    return anchored_at(target, anchor[0], Derivatives(offset, anchor[1]))
+    curvature = anchor[2:] if len(anchor) > 2 else None
+    return anchored_at(target, anchor[0], Derivatives(offset, anchor[1], curvature))

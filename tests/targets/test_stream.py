@@ -44,15 +44,18 @@ def every_batch_value(target) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(values, float), np.asarray(slopes, float)
 
 
-def mode_of(target):
+def mode_of(target, order=1):
     mode = np.array([0.95, -0.45, 0.25])
-    return anchored_at(target, mode, target.stream.derivatives(mode))
+    found = target.stream.derivatives(mode)
+    if order == 2:
+        found = found._replace(curvature=target.stream.hessian(mode))
+    return anchored_at(target, mode, found)
 
 
-@pytest.mark.parametrize("variates", [False, True])
-def test_batches_are_unbiased(target, full, variates):
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_batches_are_unbiased(target, full, order):
     """The mean over all N batches is the full density and gradient exactly, not just nearly."""
-    estimated = mode_of(target) if variates else target
+    estimated = mode_of(target, order) if order else target
     values, slopes = every_batch_value(estimated)
     value, slope = jax.value_and_grad(full.log_density)(XI)
     assert values.mean() + estimated.offset == pytest.approx(float(value), rel=1e-5)
@@ -60,8 +63,11 @@ def test_batches_are_unbiased(target, full, variates):
 
 
 def test_control_variates_take_the_noise_away(target):
-    plain, anchored = every_batch_value(target)[1], every_batch_value(mode_of(target))[1]
-    assert np.all(anchored.std(0) < 0.2 * plain.std(0))
+    plain, first, second = (
+        every_batch_value(estimated)[1] for estimated in (target, mode_of(target), mode_of(target, order=2))
+    )
+    assert np.all(first.std(0) < 0.2 * plain.std(0))
+    assert np.all(second.std(0) < 0.2 * first.std(0))
 
 
 def test_drawn_batches_hold_every_row_equally_often():
@@ -91,7 +97,10 @@ def test_passes_over_all_rows(target, full):
 
 def test_a_hessian_of_some_rows_is_scaled_to_all(target, full, monkeypatch):
     whole = target.stream.hessian(np.asarray(XI, float))
+    assert target.stream.bends_of_all
     monkeypatch.setattr("dmvi.targets._stream.CURVATURE_ROWS", 500)
+    monkeypatch.setattr("dmvi.targets._stream.ROWS_OF_A_COORDINATE", 1)
+    assert not target.stream.bends_of_all
     estimated = target.stream.hessian(np.asarray(XI, float))
     assert not np.array_equal(estimated, whole)
     np.testing.assert_allclose(np.diagonal(estimated), np.diagonal(whole), rtol=0.3)

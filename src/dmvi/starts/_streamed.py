@@ -2,15 +2,18 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 from jaxtyping import PRNGKeyArray
+from scipy.special import logsumexp
 
+from dmvi._compile import quick_options
 from dmvi._errors import InputError
-from dmvi._random import children
-from dmvi.guides import anchored
-from dmvi.starts._high_dimension import HIGH_DIMENSION, high_dimensional_start
+from dmvi._random import children, seed_of
+from dmvi.guides import AnyAffine, anchored, low_rank_anchored
+from dmvi.starts._high_dimension import DENSE_DIMENSION, HIGH_DIMENSION, RANK, high_dimensional_start
 from dmvi.starts._laplace import Surface, climb, scale_from_precision
 from dmvi.starts._warm_start import WarmStart, ranked_starts
 from dmvi.targets import Derivatives, Target, anchored_at, prior_target
@@ -23,6 +26,8 @@ FIRST_ORDER_PASSES = 60  # over all rows, where it cannot
 SHORTER = 4.0  # division of a step that does not climb
 ROUNDING = 1e-6  # of the sum over all rows, relative; a smaller fall may be none
 NEAR = 1e-3  # squared sds of the posterior within which a mode counts as found
+WEIGHED = 64  # draws by which Laplace's Gaussian is judged
+CLOSE = 1.0  # nats between log evidence and ELBO up to which it is taken without looking further
 
 
 class StreamedStart(NamedTuple):
@@ -38,8 +43,8 @@ def streamed_start(
     """Laplace at a mode of all rows.
 
     A search on the rows held in memory leads near; Newton's steps on all rows, each one pass, lead to the
-    mode. Above HIGH_DIMENSION coordinates they are quasi-Newton ones, and the spread is learned from the rows
-    in memory.
+    mode. Above HIGH_DIMENSION coordinates quasi-Newton ones come before them; and above DENSE_DIMENSION, or
+    where Laplace's Gaussian is not CLOSE, the spread is learned from the rows in memory.
 
     Args:
         target: a target with a stream.
@@ -55,8 +60,15 @@ def streamed_start(
     mode = max((climb(surface, start, ITERATIONS) for start in starts), key=lambda found: found[1])[0]
     if target.dim > HIGH_DIMENSION:
         mode, found = _quasi_newton(target, mode, progress)
+        affine = None
+        if target.dim <= DENSE_DIMENSION:
+            mode, found, precision = _newton(target, mode, progress)
+            affine = _close_laplace(target, mode, precision, fit_key)
         near = anchored_at(target, mode, found)
-        start = high_dimensional_start(near, key=fit_key, progress=progress)
+        if affine is None:
+            start = high_dimensional_start(near, key=fit_key, progress=progress)
+        else:
+            start = WarmStart(affine, "laplace", {})
         return StreamedStart(start, near if control_variates else target)
     mode, found, precision = _newton(target, mode, progress)
     near = anchored_at(target, mode, found)
@@ -95,7 +107,29 @@ def _newton(
         mode = mode + step
     assert best is not None
     _, mode, found = best
-    return mode, found, -(target.stream.hessian(mode) + prior.hessian(mode))
+    curvature = target.stream.hessian(mode)
+    if target.stream.bends_of_all:
+        found = found._replace(curvature=curvature)
+    return mode, found, -(curvature + prior.hessian(mode))
+
+
+def _close_laplace(
+    target: Target, mode: np.ndarray, precision: np.ndarray, key: PRNGKeyArray
+) -> AnyAffine | None:
+    """Laplace's Gaussian in many dimensions; None where draws weighed on all rows say it is not close."""
+    if not np.isfinite(precision).all():
+        return None
+    dtype = jnp.result_type(float)
+    scale = scale_from_precision(precision, full=True)
+    z = np.random.default_rng(seed_of(key)).standard_normal((WEIGHED, target.dim))
+    xi = jnp.asarray((mode + z @ scale.T).astype(dtype))
+    log_prior = jax.jit(jax.vmap(prior_target(target).log_density), compiler_options=quick_options())(xi)
+    likelihood = target.stream.excess(np.asarray(xi), mode)
+    log_w = likelihood + np.asarray(log_prior, float) + 0.5 * np.sum(z**2, axis=1)
+    gap = logsumexp(log_w) - np.log(WEIGHED) - np.mean(log_w)
+    if not gap < CLOSE:
+        return None
+    return low_rank_anchored(jnp.asarray(mode.astype(dtype)), jnp.asarray(scale.astype(dtype)), rank=RANK)
 
 
 def _check_finite(target: Target, value: float) -> None:

@@ -8,7 +8,8 @@ sqrt(N / B) sds, drowns the signal; the control variate keeps the estimate unbia
     sum_i l_i(xi)  ~  (N / B) sum_batch [l_i(xi) - l_i(m) - dl_i(m)^T (xi - m)] + g^T (xi - m) + L(m),
 
 with L(m) and g = dL(m) summed over all rows once. L(m), which would swamp single precision, is kept apart as
-the target's `offset`.
+the target's `offset`. Where the Hessian H of L at m is known over all rows too, the second order leaves the
+batch's sum in the same way, for (xi - m)^T H (xi - m) / 2: what remains of the noise is of third order.
 """
 
 import collections
@@ -42,7 +43,8 @@ PLACES = 16  # groups of a table from which they come
 STEPS_OF_A_GROUP = (
     64  # steps whose batches come from one group of rows of a table, which is read once for them
 )
-CURVATURE_ROWS = 2**19  # most rows behind a Hessian
+CURVATURE_ROWS = 2**19  # most rows behind a Hessian,
+ROWS_OF_A_COORDINATE = 2**10  # or so many for each coordinate, which may be that of one group of rows
 NUMBERS = 2**20  # terms of the likelihood worked on at a time in a pass over all rows: they fit a cache
 MOST_ROWS = 2**15  # and most rows, for the same reason
 CURVATURES = 2**22  # rows times coordinates of a block behind a Hessian
@@ -54,10 +56,11 @@ Terms = dict[str, Array]  # log-likelihood terms by observed site
 
 
 class Derivatives(NamedTuple):
-    """L(xi) and its slope over all rows, in double precision."""
+    """L(xi), its slope and, where it is known, its Hessian, all over all rows, in double precision."""
 
     value: float
     slope: np.ndarray
+    curvature: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,6 +72,7 @@ class Stream:
         batch_size: rows of a training step.
         terms: from xi and a block of rows to the terms of the log-likelihood.
         prior: from xi and any block to the rest of log pi.
+        dim: of xi.
         team: the processes that share the passes; each goes through rows of its own. The point is that of the
             leading process, and a call in the others waits for one there.
     """
@@ -77,6 +81,7 @@ class Stream:
     batch_size: int
     terms: Callable[[Array, Any], Terms]
     prior: Callable[[Array, Any], Array]
+    dim: int
     team: Team = ALONE
 
     def batch(self, seed: int, step: int, part: Range | None = None) -> Block:
@@ -94,8 +99,13 @@ class Stream:
         found = self._pass("derivatives", xi=xi)
         return Derivatives(float(found[0]), found[1:])
 
+    @property
+    def bends_of_all(self) -> bool:
+        """Whether Hessians are over all rows."""
+        return self.rows.count <= _enough(self.dim)
+
     def hessian(self, xi: np.ndarray) -> Float[np.ndarray, "dim dim"]:
-        """Second derivatives of L at xi: over all rows, or estimated from CURVATURE_ROWS of them."""
+        """Second derivatives of L at xi: over all rows, or estimated from CURVATURE_ROWS of them or more."""
         return self._pass("hessian", xi=xi)
 
     def excess(self, xi: Float[np.ndarray, "n dim"], mode: np.ndarray) -> Float[np.ndarray, " n"]:
@@ -141,15 +151,20 @@ def _hessian(stream: Stream, xi: np.ndarray) -> np.ndarray:
     point, second = jnp.asarray(xi, jnp.result_type(float)), stream._program(_second)
     rows, team = stream.rows, stream.team
     size = min(CURVATURES // xi.size, CURVATURE_ROWS)
-    if rows.count <= CURVATURE_ROWS:
+    if rows.count <= _enough(xi.size):
         blocks, scale = rows.blocks(size, (team.rank, team.size)), 1.0
     else:
-        number = CURVATURE_ROWS // size
+        number = _enough(xi.size) // size
         own = range(team.rank, number, team.size)
         blocks = (rows.draw(np.random.default_rng([1, i]), size) for i in own)
         scale = rows.count / (number * size)
     shape = (xi.size, xi.size)
     return scale * _summed(lambda block: np.asarray(second(point, block), float), prefetched(blocks), shape)
+
+
+def _enough(dim: int) -> int:
+    """Rows that are enough for a Hessian."""
+    return max(CURVATURE_ROWS, ROWS_OF_A_COORDINATE * dim)
 
 
 def _excesses(stream: Stream, xi: np.ndarray, mode: np.ndarray) -> np.ndarray:
@@ -275,11 +290,21 @@ def _target(
         scale = rows.count / next(iter(block.values())).shape[0]
         if "mode" not in data:
             return prior + scale * _total(found)
-        away = xi - data["mode"]
+        mode, away = data["mode"], xi - data["mode"]
+        known = jnp.sum(data["slope"] * away)
+
+        def expansion(z: Array) -> tuple[Terms, Terms]:
+            return jax.jvp(lambda z: parts(z, block)[1], (z,), (away,))
+
+        if "curvature" in data:
+            (there, linear), (_, bend) = jax.jvp(expansion, (mode,), (away,))
+            linear = jax.tree.map(lambda linear, bend: linear + 0.5 * bend, linear, bend)
+            known += 0.5 * away @ data["curvature"] @ away
+        else:
+            there, linear = expansion(mode)
         # Differences are taken term by term: scaled sums would lose them to rounding.
-        at_mode, along = jax.jvp(lambda z: parts(z, block)[1], (data["mode"],), (away,))
-        rest = jax.tree.map(lambda here, there, linear: here - there - linear, found, at_mode, along)
-        return prior + scale * _total(rest) + jnp.sum(data["slope"] * away)
+        rest = jax.tree.map(lambda here, there, linear: here - there - linear, found, there, linear)
+        return prior + scale * _total(rest) + known
 
     def bind(data: dict[str, Any]) -> Target:
         plain = program_target(program(data["rows"], sites), {}, {}, {})
@@ -304,6 +329,7 @@ def _target(
             batch_size,
             lambda xi, block: parts(xi, block)[1],
             lambda xi, block: parts(xi, block)[0],
+            len(sites.coordinates.labels),
             team,
         ),
     )
@@ -350,6 +376,8 @@ def anchored_at(target: Target, mode: np.ndarray, found: Derivatives) -> Target:
     """The target with control variates at a mode."""
     dtype = jnp.result_type(float)
     data = {**target.data, "mode": jnp.asarray(mode, dtype), "slope": jnp.asarray(found.slope, dtype)}
+    if found.curvature is not None:
+        data["curvature"] = jnp.asarray(found.curvature, dtype)
     return dataclasses.replace(target, data=data, offset=found.value)
 
 
