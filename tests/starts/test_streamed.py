@@ -1,5 +1,6 @@
 """Warm starts on rows: in many dimensions too, Laplace's Gaussian has the Hessian of all rows."""
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportOptionalSubscript=false
 import dataclasses
 
 import jax
