@@ -38,9 +38,19 @@ def draw_figure(rows: Sequence[Mapping[str, Any]], model: str, path: Path) -> No
         panel.set_xlabel(f"sds of {'NUTS' if model == 'mixture' else 'the exact posterior'} from its mean")
     axes[0].set_yticks(range(len(names)), names, fontsize=8)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
-    handles, labels = axes[0].get_legend_handles_labels()
+    found = {
+        label: handle
+        for panel in axes  # sizes may have been run with other methods
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    titles = [METHODS[name].title for name in SHOWN if METHODS[name].title in found]
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=2 * len(sizes), fontsize=8, frameon=False
+        [found[title] for title in titles],
+        titles,
+        loc="outside lower center",
+        ncols=2 * len(sizes),
+        fontsize=8,
+        frameon=False,
     )
     figure.suptitle(f"{TITLES[model]}: 50 % and 90 % intervals; x: truth; at the edge: beyond", fontsize=11)
     figure.savefig(path, dpi=130)

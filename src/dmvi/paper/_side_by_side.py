@@ -63,7 +63,8 @@ def fit_published(
         guide = train(eqx.combine(moving, static), density, y, index, kept, jr.fold_in(key, 0), epochs)
         return eqx.filter(guide, eqx.is_inexact_array)
 
-    guides = jax.block_until_ready(jax.jit(jax.vmap(trained))(guides, y, index, kept, keys))
+    program = jax.jit(jax.vmap(trained), compiler_options=_options())
+    guides = jax.block_until_ready(program(guides, y, index, kept, keys))
     train_seconds = (time.process_time() - began) / len(seeds)
     sample, weigh_draws = _samplers(density, static)
     for i, key in enumerate(keys):
@@ -77,6 +78,12 @@ def fit_published(
         u = model.coordinates(many_sites(density, xi))
         weights = weigh(np.concatenate(log_w).astype(np.float64))
         yield PublishedFit(u, train_seconds, sample_seconds, weights, epochs * -(-rows // BATCH))
+
+
+def _options() -> dict[str, str]:
+    """None, but on CPUs from JAX 0.11 on: what XLA fuses to matrix products there loses memory."""
+    leaks = jax.default_backend() == "cpu" and jax.__version_info__ >= (0, 11)
+    return {"xla_cpu_experimental_ynn_fusion_type": ""} if leaks else {}
 
 
 def _stacked(guides: Sequence[Any]) -> tuple[Any, Any]:
