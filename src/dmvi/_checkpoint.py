@@ -145,7 +145,7 @@ class Checkpoint:
     def _write(self, trainer: Trainer) -> None:
         arrays, course = trainer.snapshot()
         record = {
-            "checkpoint": 4,
+            "checkpoint": 5,
             "versions": library_versions(),
             "names": list(self._target.names),
             "data": self._data(),
@@ -165,7 +165,7 @@ class Checkpoint:
 
     def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:
         """In what a checkpoint differs from this call; None where it does not."""
-        if record.get("checkpoint") != 4:
+        if record.get("checkpoint") != 5:
             return "it is no checkpoint of this format"
         for name, version in library_versions().items():
             if record["versions"].get(name) != version:

@@ -102,8 +102,8 @@ def fit(
             `dmvi.objectives.Paper()` for a `dmvi.PaperGuide`.
         batch_size: rows of data per step, for data too long to go through at every step, or to hold in
             memory. The data's longest axis is that of the rows; see `dmvi.targets.from_rows`.
-        control_variates: with `batch_size`, whether batches are corrected by the likelihood's slope at the
-            warm start's mode, which takes most of their noise away.
+        control_variates: with `batch_size`, whether batches are corrected by the likelihood's slope, and
+            where it is known its curvature, at the warm start's mode, which takes most of their noise away.
         mesh: devices to train on: their number, over which particles are spread, or a `jax.sharding.Mesh`
             with axes "particles" and "rows". Where `jax.distributed` has joined several processes it may
             be of all their devices; then the same call is made in each of them.

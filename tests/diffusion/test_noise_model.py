@@ -43,6 +43,10 @@ def test_masks_keep_their_share_and_the_mean():
     assert abs(float(masks.mean()) - 1) < 4 * error
 
 
+def test_next_to_no_dropout_leaves_next_to_nothing_out():
+    assert np.all(np.asarray(NoiseMLP(DIM, WIDTH, 1e-6, key=jr.key(0)).masks(jr.key(3))) > 0.99)
+
+
 def test_a_mask_leaves_out_what_the_last_layer_sees():
     net, w, key, time = network(), jr.normal(jr.key(2), (DIM,)), jr.key(4), jnp.asarray(0.5)
     (kept,) = np.nonzero(np.asarray(net.masks(key)))

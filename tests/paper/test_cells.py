@@ -54,6 +54,21 @@ def test_what_is_done_is_left_out():
     assert short.key(0) != job.key(0)  # a shorter training is another cell
 
 
+def test_cells_of_an_earlier_revision_do_not_count(tmp_path):
+    job = Job("mean", "printed", 100, "dmvi-50-10-1", (0,), None)
+    now = job.key(0)
+    assert METHODS[job.method].revision == 2
+    row = a_cell()["row"] | {"method": job.method}
+    before, other = now.replace("-r2/", "/"), now.replace("-r2/", "-r12/")
+    store = Store(tmp_path)
+    for key in (before, other, now):
+        store.add({"key": key, "row": row, "coordinates": {}})
+    store.close()
+    again = Store(tmp_path)
+    assert list(again.cells) == [now]
+    again.close()
+
+
 def test_cells_survive_and_half_a_line_does_not(tmp_path):
     store = Store(tmp_path)
     store.add(a_cell())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpyro.infer.util import log_density
 
+from dmvi.diffusion import NoiseMLP
 from dmvi.paper import MODELS, data_set, paper_model
 from dmvi.paper._densities import Density, many_sites
 from dmvi.paper._models import DataSet
@@ -89,6 +90,19 @@ def test_draws_and_densities(name):
     assert stand_in.shape == (DRAWS,)
     if "diffusion" not in name:
         np.testing.assert_allclose(-stand_in[0], guide.draw(jr.split(key, DRAWS)[0])[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [Recipe("diffusion", 50, 10, 1), Recipe("diffusion", 100, 10, 3)])
+def test_without_dropout_draws_are_those_of_the_solver(recipe):
+    """The merged network, each step at its own order, moves noise as the flow does that has the density."""
+    guide = recipe.build(3, jr.key(0))
+    guide = eqx.tree_at(lambda guide: guide.flow.network, guide, NoiseMLP(3, 32, 0.0, key=jr.key(1)))
+    moving, static = eqx.partition(guide, eqx.is_inexact_array)
+    keys = iter(jr.split(jr.key(2), 20))
+    moving = jax.tree.map(lambda leaf: leaf + 0.3 * jr.normal(next(keys), leaf.shape), moving)
+    guide, key = eqx.combine(moving, static), jr.key(3)
+    np.testing.assert_allclose(guide.sample(key), guide.draw(key)[0], rtol=1e-3, atol=1e-4)
+    assert np.abs(guide.sample(key) - guide._noise(key)).max() > 0.1
 
 
 def test_replicates_side_by_side_are_those_alone():

@@ -64,3 +64,12 @@ def test_batches_are_expanded_to_second_order_there(start):
 
     first_order = {name: value for name, value in target.data.items() if name != "curvature"}
     assert noise(target.data) < 0.2 * noise(first_order)
+
+
+def test_where_laplace_is_not_close_batches_keep_to_the_first_order(monkeypatch):
+    monkeypatch.setattr("dmvi.starts._streamed.CLOSE", 0.0)
+    monkeypatch.setattr("dmvi.starts._streamed.HIGH_DIMENSION", 10**6)
+    target = from_rows(groups, {**rows(), "count": GROUPS}, 500)
+    found = streamed_start(target, full=True, key=jr.key(0), progress=Silent(), control_variates=True)
+    assert "slope" in found.target.data
+    assert "curvature" not in found.target.data

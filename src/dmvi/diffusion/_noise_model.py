@@ -87,7 +87,8 @@ class NoiseMLP(NoiseModel):
             jr.bits(key, (2,), jnp.uint32), jnp.arange(-(-math.prod(shape) // 4) * 2, dtype=jnp.uint32)
         )
         numbers = jax.lax.bitcast_convert_type(hashed, jnp.uint16).ravel()[: math.prod(shape)]
-        keep = numbers.reshape(shape) < round((1 - self.dropout) * LEVELS)
+        # In wider integers: where next to nothing is left out the bound is LEVELS itself.
+        keep = numbers.reshape(shape).astype(jnp.uint32) < round((1 - self.dropout) * LEVELS)
         return keep.astype(self.gain.dtype) / (1 - self.dropout)
 
     def merged(self, times: Float[Array, " n"]) -> tuple[MergedMLP, Float[Array, "n width"]]:

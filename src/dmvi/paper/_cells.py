@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class Job:
         """Cells that have to be done before: the reference posteriors of the same data sets."""
         if self.model != "mixture" or self.method == REFERENCE:
             return []
-        return [f"{self.model}/{self.variant}/{self._data}/{self.n}/{REFERENCE}/{r}" for r in self.replicates]
+        return [replace(self, method=REFERENCE).key(replicate) for replicate in self.replicates]
 
     def without(self, done: Iterable[str]) -> "Job | None":
         """The job with finished cells left out; None where nothing is left."""
@@ -169,11 +169,12 @@ def _revision(method: str) -> str:
 
 def _current(cells: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Cells by their keys, without those that an earlier revision of their method left."""
-    return {
-        cell["key"]: cell
-        for cell in cells
-        if cell["key"].split("/")[-2].endswith(_revision(cell["row"]["method"]))
-    }
+    found = {}
+    for cell in cells:
+        _, mark, number = cell["key"].split("/")[-2].rpartition("-r")
+        if (mark + number if number.isdigit() else "") == _revision(cell["row"]["method"]):
+            found[cell["key"]] = cell
+    return found
 
 
 def whole_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 from scipy.special import logsumexp
 
 from dmvi._compile import quick_options
 from dmvi._errors import InputError
 from dmvi._random import children, seed_of
-from dmvi.guides import AnyAffine, anchored, low_rank_anchored
+from dmvi.guides import anchored, low_rank_anchored
 from dmvi.starts._high_dimension import DENSE_DIMENSION, HIGH_DIMENSION, RANK, high_dimensional_start
 from dmvi.starts._laplace import Surface, climb, scale_from_precision
 from dmvi.starts._warm_start import WarmStart, ranked_starts
@@ -60,33 +60,36 @@ def streamed_start(
     mode = max((climb(surface, start, ITERATIONS) for start in starts), key=lambda found: found[1])[0]
     if target.dim > HIGH_DIMENSION:
         mode, found = _quasi_newton(target, mode, progress)
-        affine = None
-        if target.dim <= DENSE_DIMENSION:
-            mode, found, precision = _newton(target, mode, progress)
-            affine = _close_laplace(target, mode, precision, fit_key)
-        near = anchored_at(target, mode, found)
-        if affine is None:
+        curvature = target.stream.hessian(mode) if target.dim <= DENSE_DIMENSION else np.array(np.nan)
+        scale = None
+        if np.isfinite(curvature).all():
+            mode, found, precision = _newton(target, mode, curvature, progress)
+            scale = _close_scale(target, mode, precision, fit_key)
+        if scale is None:  # far from the mode the second order leads astray
+            near = anchored_at(target, mode, found._replace(curvature=None))
             start = high_dimensional_start(near, key=fit_key, progress=progress)
         else:
-            start = WarmStart(affine, "laplace", {})
+            near = anchored_at(target, mode, found)
+            start = WarmStart(low_rank_anchored(*_as_arrays(mode, scale), rank=RANK), "laplace", {})
         return StreamedStart(start, near if control_variates else target)
-    mode, found, precision = _newton(target, mode, progress)
+    curvature = target.stream.hessian(mode)
+    _check_finite(target, float(np.sum(curvature)))
+    mode, found, precision = _newton(target, mode, curvature, progress)
+    if found.curvature is not None and _close_scale(target, mode, precision, fit_key) is None:
+        found = found._replace(curvature=None)
     near = anchored_at(target, mode, found)
-    dtype = jnp.result_type(float)
-    scale = scale_from_precision(precision, full=full)
-    affine = anchored(jnp.asarray(mode.astype(dtype)), jnp.asarray(scale.astype(dtype)), full=full)
+    affine = anchored(*_as_arrays(mode, scale_from_precision(precision, full=full)), full=full)
     start = WarmStart(affine, "laplace", {})
     return StreamedStart(start, near if control_variates else target)
 
 
 def _newton(
-    target: Target, mode: np.ndarray, progress: Progress
+    target: Target, mode: np.ndarray, curvature: np.ndarray, progress: Progress
 ) -> tuple[np.ndarray, Derivatives, np.ndarray]:
-    """The mode over all rows, what is known there, and the precision."""
+    """The mode over all rows, what is known there, and the precision, from a point and its Hessian."""
     prior = Surface(prior_target(target))
-    precision = -(target.stream.hessian(mode) + prior.hessian(mode))
-    _check_finite(target, float(np.sum(precision)))
-    scale = scale_from_precision(precision, full=True)
+    start = mode
+    scale = scale_from_precision(-(curvature + prior.hessian(mode)), full=True)
     best: tuple[float, np.ndarray, Derivatives] | None = None
     step = np.zeros_like(mode)
     for number in range(PASSES):
@@ -107,29 +110,32 @@ def _newton(
         mode = mode + step
     assert best is not None
     _, mode, found = best
-    curvature = target.stream.hessian(mode)
-    if target.stream.bends_of_all:
+    if mode is not start:
+        curvature = target.stream.hessian(mode)
+    if target.stream.bends_of_all and np.isfinite(curvature).all():
         found = found._replace(curvature=curvature)
     return mode, found, -(curvature + prior.hessian(mode))
 
 
-def _close_laplace(
+def _close_scale(
     target: Target, mode: np.ndarray, precision: np.ndarray, key: PRNGKeyArray
-) -> AnyAffine | None:
-    """Laplace's Gaussian in many dimensions; None where draws weighed on all rows say it is not close."""
+) -> np.ndarray | None:
+    """The scale of Laplace's Gaussian; None where draws weighed on all rows say that it is not close."""
     if not np.isfinite(precision).all():
         return None
-    dtype = jnp.result_type(float)
     scale = scale_from_precision(precision, full=True)
     z = np.random.default_rng(seed_of(key)).standard_normal((WEIGHED, target.dim))
-    xi = jnp.asarray((mode + z @ scale.T).astype(dtype))
+    xi = jnp.asarray((mode + z @ scale.T).astype(jnp.result_type(float)))
     log_prior = jax.jit(jax.vmap(prior_target(target).log_density), compiler_options=quick_options())(xi)
     likelihood = target.stream.excess(np.asarray(xi), mode)
     log_w = likelihood + np.asarray(log_prior, float) + 0.5 * np.sum(z**2, axis=1)
     gap = logsumexp(log_w) - np.log(WEIGHED) - np.mean(log_w)
-    if not gap < CLOSE:
-        return None
-    return low_rank_anchored(jnp.asarray(mode.astype(dtype)), jnp.asarray(scale.astype(dtype)), rank=RANK)
+    return scale if gap < CLOSE else None
+
+
+def _as_arrays(mode: np.ndarray, scale: np.ndarray) -> tuple[Array, Array]:
+    dtype = jnp.result_type(float)
+    return jnp.asarray(mode.astype(dtype)), jnp.asarray(scale.astype(dtype))
 
 
 def _check_finite(target: Target, value: float) -> None:

@@ -285,33 +285,12 @@ def _target(
         found = {name: log_prob(trace[name]) for name in sites.observed}
         return value - _total(found), found
 
-    def estimate(xi: Array, block: Any, data: dict[str, Any]) -> Array:
-        prior, found = parts(xi, block)
-        scale = rows.count / next(iter(block.values())).shape[0]
-        if "mode" not in data:
-            return prior + scale * _total(found)
-        mode, away = data["mode"], xi - data["mode"]
-        known = jnp.sum(data["slope"] * away)
-
-        def expansion(z: Array) -> tuple[Terms, Terms]:
-            return jax.jvp(lambda z: parts(z, block)[1], (z,), (away,))
-
-        if "curvature" in data:
-            (there, linear), (_, bend) = jax.jvp(expansion, (mode,), (away,))
-            linear = jax.tree.map(lambda linear, bend: linear + 0.5 * bend, linear, bend)
-            known += 0.5 * away @ data["curvature"] @ away
-        else:
-            there, linear = expansion(mode)
-        # Differences are taken term by term: scaled sums would lose them to rounding.
-        rest = jax.tree.map(lambda here, there, linear: here - there - linear, found, there, linear)
-        return prior + scale * _total(rest) + known
-
     def bind(data: dict[str, Any]) -> Target:
         plain = program_target(program(data["rows"], sites), {}, {}, {})
         return dataclasses.replace(
             plain,
-            _log_density=lambda xi, params, batch: estimate(
-                xi, data["rows"] if batch is None else batch, data
+            _log_density=lambda xi, params, batch: _estimate(
+                parts, rows.count, xi, data["rows"] if batch is None else batch, data
             ),
             _log_likelihood=lambda xi, params: {},
             _predictive=lambda new: predictive(program(data["rows"], sites), {}, new),
@@ -333,6 +312,29 @@ def _target(
             team,
         ),
     )
+
+
+def _estimate(parts: Callable, count: int, xi: Array, block: Any, data: dict[str, Any]) -> Array:
+    """log pi at xi from a block of the `count` rows, less L(m) where there are control variates."""
+    prior, found = parts(xi, block)
+    scale = count / next(iter(block.values())).shape[0]
+    if "mode" not in data:
+        return prior + scale * _total(found)
+    mode, away = data["mode"], xi - data["mode"]
+    known = jnp.sum(data["slope"] * away)
+
+    def expansion(z: Array) -> tuple[Terms, Terms]:
+        return jax.jvp(lambda z: parts(z, block)[1], (z,), (away,))
+
+    if "curvature" in data:
+        (there, linear), (_, bend) = jax.jvp(expansion, (mode,), (away,))
+        linear = jax.tree.map(lambda linear, bend: linear + 0.5 * bend, linear, bend)
+        known += 0.5 * away @ data["curvature"] @ away
+    else:
+        there, linear = expansion(mode)
+    # Differences are taken term by term: scaled sums would lose them to rounding.
+    rest = jax.tree.map(lambda here, there, linear: here - there - linear, found, there, linear)
+    return prior + scale * _total(rest) + known
 
 
 def _check_sites(sites: Sites, of_fewer_rows: Sites) -> None:
