@@ -105,6 +105,29 @@ def test_without_dropout_draws_are_those_of_the_solver(recipe):
     assert np.abs(guide.sample(key) - guide._noise(key)).max() > 0.1
 
 
+@pytest.mark.parametrize("recipe", [Recipe("diffusion", 50, 10, 1), Recipe("diffusion", 100, 10, 3)])
+def test_gathered_slopes_are_those_of_automatic_differentiation(recipe):
+    guide = recipe.build(3, jr.key(0))
+    moving, static = eqx.partition(guide, eqx.is_inexact_array)
+    keys = iter(jr.split(jr.key(2), 20))
+    moving = jax.tree.map(lambda leaf: leaf + 0.3 * jr.normal(next(keys), leaf.shape), moving)
+
+    def gathered(moving):
+        return jnp.sum(jnp.sin(eqx.combine(moving, static).step(jr.key(4))[0]))
+
+    def one_by_one(moving):
+        keys = jr.split(jr.fold_in(jr.key(4), 0), DRAWS)
+        return jnp.sum(jnp.sin(jax.vmap(eqx.combine(moving, static).sample)(keys)))
+
+    with jax.enable_x64():
+        moving = jax.tree.map(lambda leaf: leaf.astype(np.float64), moving)
+        values, slopes = zip(*(jax.value_and_grad(f)(moving) for f in (gathered, one_by_one)), strict=True)
+        np.testing.assert_allclose(*values, rtol=1e-9)
+        for ours, theirs in zip(*map(jax.tree.leaves, slopes), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9 * np.abs(theirs).max())
+            assert np.abs(theirs).max() > 0
+
+
 def test_replicates_side_by_side_are_those_alone():
     model = paper_model("mean", "code")
     data = [data_set(model, ROWS, replicate, None) for replicate in (0, 1)]

@@ -46,10 +46,14 @@ class MergedMLP(eqx.Module):
         self, w: Float[Array, " dim"], moment: tuple[Float[Array, " width"], Float[Array, " width"]]
     ) -> Float[Array, " dim"]:
         shift, mask = moment
-        h = jax.nn.gelu(w @ self.first + shift)
-        centred = h - h.mean()
-        h = self.gain * centred * jax.lax.rsqrt(jnp.mean(centred**2) + 1e-5) + self.offset
+        h = self.gain * normalised(jax.nn.gelu(w @ self.first + shift)) + self.offset
         return (mask * h) @ self.out + self.out_bias
+
+
+def normalised(h: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+    """(h - mean) / sd, over the last axis."""
+    centred = h - h.mean(axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
 
 
 class NoiseMLP(NoiseModel):

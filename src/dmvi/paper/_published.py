@@ -12,6 +12,7 @@ a new mask for each evaluation. Replicates run side by side in one program.
 """
 
 import abc
+import itertools
 import math
 from typing import NamedTuple
 
@@ -26,10 +27,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi.diffusion import LinearSchedule, NoiseMLP, SolverFlow
 from dmvi.diffusion._dpm_solver import solver_step
-from dmvi.diffusion._noise_model import MergedMLP
 from dmvi.guides._autoregressive import AutoregressiveFlow
 from dmvi.guides._noise import standard_log_prob, standard_normal
 from dmvi.paper._densities import Density
+from dmvi.paper._gathered import Solve, gathered
 
 EPOCHS = 2000
 BATCH = 32
@@ -101,7 +102,8 @@ class PublishedDiffusion(Published):
 
     def sample(self, key):
         network, shifts = self._network.merged(self._times())
-        return self._solved(network, shifts, key)
+        masks, z = self._random(key, len(shifts))
+        return self._solver()(lambda w, e: network(w, (shifts[e], masks[e])), z)
 
     def step(self, key):
         draw_key, time_key, noise_key, drop_key = (jr.fold_in(key, i) for i in range(4))
@@ -110,7 +112,8 @@ class PublishedDiffusion(Published):
         time = jnp.asarray(schedule.times(), times.dtype)[moment]
         # What does not depend on the draw is formed once for all draws, and for all times together.
         network, shifts = self._network.merged(jnp.append(times, time))
-        xi = jax.vmap(lambda key: self._solved(network, shifts[:-1], key))(jr.split(draw_key, DRAWS))
+        masks, z = jax.vmap(lambda key: self._random(key, len(times)))(jr.split(draw_key, DRAWS))
+        xi = gathered(self._solver(), network, shifts[:-1], masks.swapaxes(0, 1), z)
         alpha = jnp.asarray(np.exp(schedule.log_alphas()), xi.dtype)[moment]
         noise, mask = self._noise(noise_key), self._network.masks(drop_key)
 
@@ -125,17 +128,25 @@ class PublishedDiffusion(Published):
         used = [times[i, :order] for i, order in enumerate(self.flow.orders)]
         return jnp.asarray(np.concatenate(used), jnp.result_type(float))
 
-    def _solved(
-        self, network: MergedMLP, shifts: Float[Array, "evaluations width"], key: PRNGKeyArray
-    ) -> Float[Array, " dim"]:
-        """The solver's draw, with a new mask for each evaluation."""
-        masks = self._network.masks(jr.fold_in(key, 1), shifts.shape[:1])
-        moments = iter(zip(shifts, masks, strict=True))
-        knots, u = self.flow.knots(), self._noise(key)
-        for i, order in enumerate(self.flow.orders):  # quicker to train than a loop of XLA
-            knot = jax.tree.map(lambda leaf, i=i: leaf[i], knots)
-            u = solver_step(network, knot._replace(times=[next(moments) for _ in range(order)]), u, order)
-        return u
+    def _random(
+        self, key: PRNGKeyArray, evaluations: int
+    ) -> tuple[Float[Array, "evaluations width"], Float[Array, " dim"]]:
+        """A mask for each evaluation of a draw, and its noise."""
+        return self._network.masks(jr.fold_in(key, 1), (evaluations,)), self._noise(key)
+
+    def _solver(self) -> Solve:
+        """The way from noise, as a function of the network, without its weights."""
+        knots, orders = self.flow.knots(), self.flow.orders
+
+        def solve(evaluate, u):
+            numbers = itertools.count()
+            for i, order in enumerate(orders):  # quicker to train than a loop of XLA
+                knot = jax.tree.map(lambda leaf, i=i: leaf[i], knots)
+                times = [next(numbers) for _ in range(order)]
+                u = solver_step(evaluate, knot._replace(times=times), u, order)
+            return u
+
+        return solve
 
     @property
     def _network(self) -> NoiseMLP:
