@@ -14,7 +14,9 @@ import dmvi
 import dmvi._grow
 import dmvi._train
 from dmvi._checkpoint import Checkpoint
-from dmvi.guides import GaussianGuide, anchored
+from dmvi.guides import GaussianGuide, Mixture, anchored
+from dmvi.starts._modes import Modes
+from dmvi.training import progress_for
 from tests.guides.registry import perturbed
 
 DIM, STEPS = 3, 48
@@ -183,7 +185,9 @@ def test_long_pilots_and_broken_ones_are_the_end():
 
     def grows(outcome=ended, seconds=1.0, left=np.inf, start=start):
         recipe = dmvi.DiffusionGuide()
-        return dmvi._grow.grown(recipe, start, outcome, seconds=seconds, left=left, key=jr.key(0))
+        return dmvi._grow.grown(
+            recipe, start, outcome, seconds=seconds, left=left, key=jr.key(0), progress=progress_for(False)
+        )
 
     assert grows() is not None
     assert grows(seconds=1000.0) is None
@@ -194,3 +198,40 @@ def test_long_pilots_and_broken_ones_are_the_end():
     assert grows(ended._replace(steps=500)) is None
     learned = dataclasses.replace(target, params={"a": jnp.zeros(())})
     assert grows(start=start._replace(target=learned)) is None
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_many_gaussians_are_taken_where_they_are_better(chosen, monkeypatch):
+    """A guide on each of them where several modes were visited; else the guide grows as it does."""
+    affine = anchored(jnp.zeros(2), jnp.eye(2), full=True)
+    recipe = dmvi.DiffusionGuide()
+    guide = recipe.build(affine, key=jr.key(0))
+    target = dmvi.Target.from_value_and_grad(lambda x: (-(x**2).sum(1) / 2, -x), dim=2)
+    start = dmvi._train.Start(guide, "laplace", target, visited=np.zeros((2, 3, 2)))
+    outcome = dmvi._grow.Outcome(
+        guide,
+        {},
+        dmvi.Status.CONVERGED,
+        2000,
+        0,
+        np.array([-1.0]),
+        np.array([2000]),
+        gap=1.0,
+        state=None,  # pyright: ignore[reportArgumentType]
+    )
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), affine)
+    modes = Modes(both, jnp.log(jnp.array([0.3, 0.7])), jnp.array([True, False]), -0.5)
+
+    def better(_, visited, single, __):
+        assert visited is start.visited
+        return modes if chosen and single == -1.0 else None
+
+    monkeypatch.setattr(dmvi._grow, "overlapping_modes", better)
+    larger = dmvi._grow.grown(
+        recipe, start, outcome, seconds=1.0, left=np.inf, key=jr.key(0), progress=progress_for(False)
+    )
+    assert larger is not None
+    assert isinstance(larger.start.guide, Mixture) == chosen
+    words = dmvi._grow.chosen(larger.start, larger.pilot)
+    assert ("on each of 2 Gaussians, as there are several modes and 1 nats were left" in words) == chosen
+    assert larger.start.name == ("2 gaussians" if chosen else "laplace")

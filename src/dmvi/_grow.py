@@ -7,12 +7,14 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from dmvi._random import children
 from dmvi._run import Status
 from dmvi._start import Start
 from dmvi.diffusion import Projected, Stacked, Triangular
-from dmvi.guides import DiffusionGuide, GuideRecipe, LowRankAffine, Mixture
+from dmvi.guides import DiffusionGuide, GuideRecipe, LowRankAffine, Mixture, mixture
+from dmvi.starts import overlapping_modes
 from dmvi.targets import Target
-from dmvi.training import Outcome
+from dmvi.training import Outcome, Progress
 
 GAP = 0.1  # nats between log evidence and ELBO, after training, from which the guide is too small
 FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
@@ -93,9 +95,18 @@ class Grown(NamedTuple):
 
 
 def grown(
-    recipe: GuideRecipe, start: Start, outcome: Outcome, *, seconds: float, left: float, key: PRNGKeyArray
+    recipe: GuideRecipe,
+    start: Start,
+    outcome: Outcome,
+    *,
+    seconds: float,
+    left: float,
+    key: PRNGKeyArray,
+    progress: Progress,
 ) -> Grown | None:
     """A larger guide where the first training left a gap; None where that is small or the guide cannot grow.
+
+    Where the warm start's searches ended in several modes it may be a guide on each of many Gaussians.
 
     Args:
         recipe: of the first guide.
@@ -104,16 +115,35 @@ def grown(
         seconds: how long it took.
         left: seconds before the time limit.
         key: random key.
+        progress: told of what takes a while.
     """
     if seconds > min(LONGEST_PILOT, left):
         return None
     ended = outcome.status in (Status.CONVERGED, Status.STEP_LIMIT) and outcome.steps >= FEWEST_STEPS
     if not ended or not outcome.gap > GAP or not _has_weights(start.target):
         return None
+    if recipe.mixes and start.visited is not None:
+        progress.note(f"{outcome.gap:.2g} nats were left and there are several modes; Gaussians for them")
+        several = _on_many_gaussians(recipe, start, outcome, jr.fold_in(key, 2))
+        if several is not None:
+            return several
     larger = recipe.grown(outcome.guide, key=jr.fold_in(key, 1))
     if larger is None:
         return None
     return Grown(larger[0], start._replace(guide=larger[1]), Pilot.of(outcome))
+
+
+def _on_many_gaussians(
+    recipe: GuideRecipe, start: Start, outcome: Outcome, key: PRNGKeyArray
+) -> Grown | None:
+    """The guide on each of many Gaussians, where these alone are better than the first training's end."""
+    fit_key, build_key = children(key, 2)
+    modes = overlapping_modes(start.target, start.visited, float(outcome.history[-1]), fit_key)
+    if modes is None:
+        return None
+    guide = mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=build_key)
+    name = f"{len(modes.log_weights)} gaussians"
+    return Grown(recipe, start._replace(guide=guide, name=name), Pilot.of(outcome))
 
 
 def _has_weights(target: Target) -> bool:
@@ -127,7 +157,10 @@ def chosen(start: Start, pilot: Pilot | None) -> str:
     network = "projected and triangular" if dim <= FEW_DIMENSIONS else "projected"
     if isinstance(guide, Mixture):
         modes = guide.log_weights.value.shape[0]
-        return f"a {network} diffusion on each of {modes} Gaussians, as searches ended in separate modes"
+        why = "searches ended in separate modes"
+        if pilot is not None:
+            why = f"there are several modes and {pilot.gap:.2g} nats were left"
+        return f"a {network} diffusion on each of {modes} Gaussians, as {why}"
     low_rank = isinstance(getattr(guide, "affine", None), LowRankAffine)
     base = "a diagonal and a few directions" if low_rank else "a full covariance"
     text = f"a {network} diffusion on {base}, for {dim:,} dimensions"

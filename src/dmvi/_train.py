@@ -97,7 +97,9 @@ def _grow(plan: Plan, fitted: Fitted, began: float, line: Progress, saved: Check
     left = np.inf if plan.time_limit is None else plan.time_limit - seconds
     outcome, start = fitted.outcome, fitted.start
     try:
-        larger = grown(plan.recipe, start, outcome, seconds=seconds, left=left, key=plan.keys[1])
+        larger = grown(
+            plan.recipe, start, outcome, seconds=seconds, left=left, key=plan.keys[1], progress=line
+        )
         return fitted if larger is None else _go_on(plan, larger, began, line, saved, None)
     except KeyboardInterrupt:
         return fitted._replace(outcome=outcome._replace(status=Status.INTERRUPTED))

@@ -10,10 +10,11 @@ unit scale. The index k is an auxiliary variable: with any conditional distribut
 so weights, evidence and ELBO are exact for every r, and no draw needs the inverse of another component's
 flow. r is taken from the Gaussian bases g_k of the components, r(k | xi) = w_k g_k(xi) / sum_j w_j g_j(xi).
 Where the components are those Gaussians log_q is the density of the whole mixture; where modes are far
-apart r is one.
+apart r is one. In between, r shares the posterior out among the components, smoothly: the gap is zero once
+every q_k is r(k | .) pi normalised.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -35,6 +36,7 @@ class Mixture(Guide):
     the others, exact as they are, do not move.
     """
 
+    exact: ClassVar[bool] = False  # where components overlap, log_q is that of a draw and its component
     components: Any  # one guide whose arrays have the components as leading axis
     log_weights: Frozen
     unfinished: Frozen  # which components are to be trained

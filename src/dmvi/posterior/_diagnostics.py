@@ -57,7 +57,8 @@ class Diagnostics:
         draws: n.
         round_trip_error: largest |log q(xi) - log_q| over 256 draws, in nats, where log_q came
             with the draw and log q(xi) inverts the guide; infinite where an inversion failed, NaN for
-            a guide that is not inverted because its weights are those of whole paths.
+            a guide that is not inverted because its weights are those of whole paths, or of a draw and
+            the component of a mixture that it came from.
         round_trip_misses: share of these draws with an error above 0.1 nats. The density of a
             guide is exact only where its map is injective.
         status: why training ended.

@@ -1,5 +1,6 @@
 """Warm starts: from a target to a Gaussian in whose coordinates guides are trained."""
 
+from dmvi.starts._gaussians import overlapping_modes as overlapping_modes
 from dmvi.starts._high_dimension import HIGH_DIMENSION as HIGH_DIMENSION
 from dmvi.starts._high_dimension import high_dimensional_start as high_dimensional_start
 from dmvi.starts._many import START_NAMES as START_NAMES

@@ -90,6 +90,31 @@ def separate_modes(
     return None if modes.elbo < single - SLACK else modes
 
 
+def known_modes(surface: Surface, places: list[np.ndarray]) -> list[Mode]:
+    """The distinct modes at some places, best first."""
+    return _distinct(_proper(surface, [laplace(surface, place) for place in places]))
+
+
+def all_modes(target: Target, surface: Surface, known: list[Mode], key: PRNGKeyArray) -> list[Mode]:
+    """All modes that matter, best first, looked for from those that are known."""
+    return _all_modes(target, surface, known, np.random.default_rng(seed_of(key)))[:MOST]
+
+
+def gaussians_of(target: Target, modes: list[Mode], key: PRNGKeyArray) -> Modes:
+    """The mixture of the modes' Gaussians, as they are."""
+    scales = np.stack([scale_from_precision(mode.precision, full=True) for mode in modes])
+    evidences = np.array([mode.log_evidence for mode in modes])
+    return weighed_gaussians(target, np.stack([mode.loc for mode in modes]), scales, evidences, key)
+
+
+def weighed_gaussians(
+    target: Target, loc: np.ndarray, scale: np.ndarray, log_weights: np.ndarray, key: PRNGKeyArray
+) -> Modes:
+    """The mixture of some Gaussians, its weights balanced on draws of each."""
+    cloud = _cloud(target, loc, scale, key)
+    return cloud.modes(cloud.balanced(log_weights))
+
+
 def visited_modes(surface: Surface, searched: list[Mode]) -> Float[np.ndarray, "modes rows dim"] | None:
     """Places and scales of the distinct modes that searches ended in; None where all ended in one."""
     known = _distinct(_proper(surface, searched))[:MOST_VISITED]
@@ -232,12 +257,7 @@ def _weighed(target: Target, modes: list[Mode], key: PRNGKeyArray) -> Modes:
         log_weights = cloud.balanced(log_weights)
         elbo = cloud.elbo(log_weights)
         if best is None or elbo > best.elbo:
-            best = Modes(
-                cloud.affines,
-                jnp.asarray(log_weights.astype(cloud.affines.loc.dtype)),
-                jnp.asarray(cloud.ess(log_weights) < EXACT),
-                elbo,
-            )
+            best = cloud.modes(log_weights)
         loc, scale, changed = cloud.fitted(log_weights, loc, scale)
         if not changed:
             break
@@ -296,6 +316,15 @@ class Cloud(NamedTuple):
             evidence = log_weights + logsumexp(self._log_ratio(log_weights - logsumexp(log_weights)), axis=1)
             log_weights = evidence - logsumexp(evidence)
         return log_weights
+
+    def modes(self, log_weights: np.ndarray) -> Modes:
+        """The mixture with these weights."""
+        return Modes(
+            self.affines,
+            jnp.asarray(log_weights.astype(self.affines.loc.dtype)),
+            jnp.asarray(self.ess(log_weights) < EXACT),
+            self.elbo(log_weights),
+        )
 
     def elbo(self, log_weights: np.ndarray) -> float:
         """sum_k w_k E_{g_k}[log pi - log sum_i w_i g_i]."""

@@ -1,0 +1,112 @@
+r"""A mixture of many Gaussians, fitted by reverse KL: for posteriors whose modes overlap.
+
+    q = sum_k w_k g_k,   g_k = N(m_k, S_k S_k^T)
+
+Where modes are far apart each has a Gaussian of its own (`dmvi.starts._modes`). Where they touch, as in
+mixtures whose components overlap, Laplace's Gaussians at the modes describe little of what lies between, and
+one flow does not bend around all of it. Here m_k and S_k begin at the modes, move by the path gradient of
+the ELBO of the whole mixture, whose density is known, and w_k follow by balancing importance weights.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dmvi._compile import compiled
+from dmvi._random import children, seed_of
+from dmvi.guides import Affine, GaussianGuide, Mixture, mixture
+from dmvi.objectives import PathELBO
+from dmvi.starts._laplace import Mode, Surface, scale_from_precision
+from dmvi.starts._modes import (
+    LARGEST_DIM,
+    MOST,
+    SLACK,
+    Modes,
+    all_modes,
+    gaussians_of,
+    known_modes,
+    weighed_gaussians,
+)
+from dmvi.starts._threads import small_matrices
+from dmvi.targets import Target
+from dmvi.training import Settings, Trained, default_optimizer, initial_state, run_chunk
+
+FEWEST_MODES = 2
+HOPELESS = 10.0  # nats below the guide there is at which Laplace's Gaussians show modes that do not matter
+STAGES = 4
+STAGE_STEPS = 800
+PARTICLES = 4 * MOST
+LEARNING_RATE = 1e-2
+
+SETTINGS = Settings(
+    PathELBO(),
+    default_optimizer(LEARNING_RATE),
+    PARTICLES,
+    chunk=STAGE_STEPS,
+    cooldown_steps=STAGE_STEPS // 2,
+)
+
+
+def overlapping_modes(
+    target: Target, visited: Float[np.ndarray, "modes rows dim"] | None, single: float, key: PRNGKeyArray
+) -> Modes | None:
+    """MOST Gaussians over the modes of a target and what lies between; None where these are no better.
+
+    Args:
+        target: what to approximate.
+        visited: modes that the warm start has found.
+        single: ELBO of the guide that there is.
+        key: random key.
+    """
+    if visited is None or target.dim > LARGEST_DIM or target.subsampled or target.params:
+        return None
+    search_key, first_key, fill_key, *stage_keys = children(key, 3 + 2 * STAGES)
+    surface = Surface(target)
+    with small_matrices(surface):
+        modes = known_modes(surface, [mode[0] for mode in visited])
+        if len(modes) < FEWEST_MODES or gaussians_of(target, modes, first_key).elbo < single - HOPELESS:
+            return None
+        modes = all_modes(target, surface, modes, search_key)
+    loc, scale, log_weights = _filled(modes, np.random.default_rng(seed_of(fill_key)))
+    found = weighed_gaussians(target, loc, scale, log_weights, first_key)
+    for train_key, weigh_key in zip(stage_keys[::2], stage_keys[1::2], strict=True):
+        affines = _improved(found.affines, found.log_weights, target, train_key)
+        loc, scale = np.asarray(affines.anchor.value), np.asarray(affines.anchor_scale.value)
+        if not (np.isfinite(loc).all() and np.isfinite(scale).all()):
+            return None
+        found = weighed_gaussians(target, loc, scale, np.asarray(found.log_weights, float), weigh_key)
+        if not found.elbo > single - SLACK:
+            return None
+    return found if found.elbo > single else None
+
+
+def _filled(modes: list[Mode], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """MOST Gaussians: those of the modes, and copies of them moved to one of their own draws."""
+    scales = [scale_from_precision(mode.precision, full=True) for mode in modes]
+    origin = [*range(len(modes)), *rng.integers(len(modes), size=MOST - len(modes))]
+    moved = [
+        modes[i].loc + (number >= len(modes)) * scales[i] @ rng.standard_normal(modes[i].loc.size)
+        for number, i in enumerate(origin)
+    ]
+    evidence = np.array([modes[i].log_evidence for i in origin])
+    return np.stack(moved), np.stack([scales[i] for i in origin]), evidence
+
+
+@compiled
+def _improved(
+    affines: Affine, log_weights: Float[Array, " modes"], target: Target, key: PRNGKeyArray
+) -> Affine:
+    """One stage of training, which ends annealed, rebased on what it found."""
+    every = jnp.ones(log_weights.shape, bool)
+    guide = mixture(GaussianGuide(full_rank=True), affines, log_weights, every, key=key)
+    start = Trained(guide, target.params)
+    state = initial_state(start, SETTINGS)
+    cooldown, end = (
+        jnp.asarray(n, jnp.int32) for n in (SETTINGS.chunk - SETTINGS.cooldown_steps, SETTINGS.chunk)
+    )
+    state, _ = run_chunk(state._replace(cooldown=cooldown, end=end), start, target, SETTINGS, key)
+    trained = start.with_flat(state.flat).guide
+    assert isinstance(trained, Mixture)
+    return jax.vmap(lambda affine: affine.rebased())(eqx.filter(trained.components.affine, eqx.is_array))

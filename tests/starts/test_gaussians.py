@@ -1,0 +1,62 @@
+"""Many Gaussians by reverse KL describe modes that touch, where Laplace's at the modes do not."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax.scipy.special import logsumexp
+from jax.scipy.stats import norm
+
+from dmvi.guides import GaussianGuide, mixture
+from dmvi.posterior import Draws
+from dmvi.starts import overlapping_modes
+from dmvi.starts._laplace import Surface, laplace
+from dmvi.starts._modes import MOST, visited_modes, weighed_gaussians
+from dmvi.targets import from_log_density
+
+
+def crossing_bananas(x):
+    """Two bananas that bend against each other and cross twice; log Z = 0."""
+    along = norm.logpdf(x[0], scale=1.5)
+    bends = jnp.stack([norm.logpdf(x[1] - side * (x[0] ** 2 - 3), scale=0.7) for side in (-1, 1)])
+    return along + logsumexp(bends) - jnp.log(2.0)
+
+
+@pytest.fixture(scope="module")
+def searched():
+    target = from_log_density(crossing_bananas, jnp.zeros(2))
+    surface = Surface(target)
+    starts = np.random.default_rng(0).normal(scale=2.0, size=(12, 2))
+    return target, visited_modes(surface, [laplace(surface, start) for start in starts])
+
+
+def test_modes_that_touch(searched):
+    target, visited = searched
+    assert len(visited) >= 2
+    laplaces = weighed_gaussians(target, visited[:, 0], visited[:, 1:], np.zeros(len(visited)), jr.key(1))
+    assert laplaces.elbo < -0.3
+    found = overlapping_modes(target, visited, -0.2, jr.key(0))
+    assert found is not None
+    assert len(found.log_weights) == MOST
+    assert -0.05 < found.elbo < 0.01
+    guide = mixture(GaussianGuide(), found.affines, found.log_weights, found.unfinished, key=jr.key(0))
+    log_w = Draws(target, guide).weigh(jr.key(2), 20_000).log_w
+    weights = np.exp(log_w.astype(float))
+    assert abs(weights.mean() - 1) < 5 * weights.std() / np.sqrt(len(weights))
+    assert abs(log_w.mean() - found.elbo) < 0.02
+
+
+def test_one_mode_stays_one(searched):
+    target, visited = searched
+    assert overlapping_modes(target, None, -1.0, jr.key(0)) is None
+    gaussian = from_log_density(lambda x: norm.logpdf(x).sum(), jnp.zeros(2))
+    assert overlapping_modes(gaussian, visited, -1.0, jr.key(0)) is None
+    learned = dataclasses.replace(target, params={"a": jnp.zeros(())})
+    assert overlapping_modes(learned, visited, -1.0, jr.key(0)) is None
+
+
+def test_a_better_guide_is_kept(searched):
+    target, visited = searched
+    assert overlapping_modes(target, visited, 100.0, jr.key(0)) is None
