@@ -136,7 +136,7 @@ def grown(
 def _on_many_gaussians(
     recipe: GuideRecipe, start: Start, outcome: Outcome, key: PRNGKeyArray
 ) -> Grown | None:
-    """The guide on each of many Gaussians, where these alone are better than the first training's end."""
+    """The guide on each of many Gaussians, where these alone come near what the first training led to."""
     fit_key, build_key = children(key, 2)
     modes = overlapping_modes(start.target, start.visited, float(outcome.history[-1]), fit_key)
     if modes is None:

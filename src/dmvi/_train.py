@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.random as jr
 import numpy as np
+import optax
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
@@ -16,9 +17,11 @@ from dmvi._grow import Grown, Pilot, grown, more_particles
 from dmvi._run import Status
 from dmvi._start import Start, begin, hear, tell
 from dmvi._team import Team
-from dmvi.guides import GuideRecipe
+from dmvi.guides import GuideRecipe, Mixture
 from dmvi.targets import Target
 from dmvi.training import Budget, Outcome, Progress, Settings, Snapshot, Trainer, follow
+
+SHARED = 0.3  # factor of the learning rate where many Gaussians share the draws of a step
 
 
 class Plan(NamedTuple):
@@ -121,6 +124,9 @@ def _go_on(
     """The second training, of a guide that has grown."""
     line.note(f"{larger.pilot.gap:.2g} nats were left; the guide grows")
     settings = dataclasses.replace(plan.settings, particles=more_particles(plan.settings.particles))
+    if isinstance(larger.start.guide, Mixture):
+        slower = optax.chain(settings.optimizer, optax.scale(SHARED))
+        settings = dataclasses.replace(settings, optimizer=slower)
     if saved is not None:
         saved.begin(larger.start, larger.pilot)
     # Other random numbers than those of the pilot.

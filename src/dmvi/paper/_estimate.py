@@ -9,20 +9,20 @@ from dmvi.paper._published import BATCH, Recipe
 STARTING = 8.0  # a process and its imports
 COMPILING = {"gaussian": 6.0, "flow": 8.0, "diffusion": 20.0}
 # Of one replicate's step: milliseconds, for a diffusion those of each evaluation of its network.
-STEP = {"gaussian": 0.01, "flow": 0.07, "diffusion": 0.039}
-AFTER = {"gaussian": 1.0, "flow": 2.0, "diffusion": 1.5}  # draws, weights and scores of one replicate
+STEP = {"gaussian": 0.01, "flow": 0.07, "diffusion": 0.032}
+AFTER = {"gaussian": 1.0, "flow": 2.0, "diffusion": 1.0}  # draws, weights and scores of one replicate
 FIT = {
     "exact": 2.0,
-    "nuts": 12.0,
-    "diffusion": 18.0,
-    "chain": 20.0,
-    "advi": 8.0,
-    "full-rank": 8.0,
-    "nfvi": 15.0,
+    "nuts": 14.0,
+    "diffusion": 15.0,
+    "chain": 18.0,
+    "advi": 7.0,
+    "full-rank": 7.5,
+    "nfvi": 10.0,
 }
-LARGE = 1.4  # factor of fits to a thousand rows
+LARGE = 2.0  # factor of fits to a thousand rows
 MIXTURE = 2.0  # factor of fits to the mixture
-MODES = 3.0  # and of those that look for all of its modes
+MODES = 6.0  # and of those that look for all of its modes
 
 
 def expected_seconds(job: Job) -> float:

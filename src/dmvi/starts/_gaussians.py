@@ -22,7 +22,6 @@ from dmvi.starts._laplace import Mode, Surface, scale_from_precision
 from dmvi.starts._modes import (
     LARGEST_DIM,
     MOST,
-    SLACK,
     Modes,
     all_modes,
     gaussians_of,
@@ -35,6 +34,9 @@ from dmvi.training import Settings, Trained, default_optimizer, initial_state, r
 
 FEWEST_MODES = 2
 HOPELESS = 10.0  # nats below the guide there is at which Laplace's Gaussians show modes that do not matter
+WORSE = 2.0  # nats below it after a stage of training, from which no further ones are tried
+ROUNDS = 2  # of searches: many of the modes are enough, as many Gaussians are moved copies
+GAINED = 0.3  # nats by which training a network on each Gaussian raises the ELBO at least
 STAGES = 4
 STAGE_STEPS = 800
 PARTICLES = 4 * MOST
@@ -52,7 +54,7 @@ SETTINGS = Settings(
 def overlapping_modes(
     target: Target, visited: Float[np.ndarray, "modes rows dim"] | None, single: float, key: PRNGKeyArray
 ) -> Modes | None:
-    """MOST Gaussians over the modes of a target and what lies between; None where these are no better.
+    """MOST Gaussians over the modes of a target and what lies between; None where these are much worse.
 
     Args:
         target: what to approximate.
@@ -68,7 +70,7 @@ def overlapping_modes(
         modes = known_modes(surface, [mode[0] for mode in visited])
         if len(modes) < FEWEST_MODES or gaussians_of(target, modes, first_key).elbo < single - HOPELESS:
             return None
-        modes = all_modes(target, surface, modes, search_key)
+        modes = all_modes(target, surface, modes, search_key, ROUNDS)
     loc, scale, log_weights = _filled(modes, np.random.default_rng(seed_of(fill_key)))
     found = weighed_gaussians(target, loc, scale, log_weights, first_key)
     for train_key, weigh_key in zip(stage_keys[::2], stage_keys[1::2], strict=True):
@@ -77,9 +79,9 @@ def overlapping_modes(
         if not (np.isfinite(loc).all() and np.isfinite(scale).all()):
             return None
         found = weighed_gaussians(target, loc, scale, np.asarray(found.log_weights, float), weigh_key)
-        if not found.elbo > single - SLACK:
+        if not found.elbo > single - WORSE:
             return None
-    return found if found.elbo > single else None
+    return found if found.elbo > single - GAINED else None
 
 
 def _filled(modes: list[Mode], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -95,9 +95,11 @@ def known_modes(surface: Surface, places: list[np.ndarray]) -> list[Mode]:
     return _distinct(_proper(surface, [laplace(surface, place) for place in places]))
 
 
-def all_modes(target: Target, surface: Surface, known: list[Mode], key: PRNGKeyArray) -> list[Mode]:
-    """All modes that matter, best first, looked for from those that are known."""
-    return _all_modes(target, surface, known, np.random.default_rng(seed_of(key)))[:MOST]
+def all_modes(
+    target: Target, surface: Surface, known: list[Mode], key: PRNGKeyArray, rounds: int
+) -> list[Mode]:
+    """Modes that matter, best first, looked for from those that are known in so many rounds at most."""
+    return _all_modes(target, surface, known, np.random.default_rng(seed_of(key)), rounds)[:MOST]
 
 
 def gaussians_of(target: Target, modes: list[Mode], key: PRNGKeyArray) -> Modes:
@@ -124,11 +126,13 @@ def visited_modes(surface: Surface, searched: list[Mode]) -> Float[np.ndarray, "
     return np.stack([np.vstack([mode.loc, scale]) for mode, scale in zip(known, scales, strict=True)])
 
 
-def _all_modes(target: Target, surface: Surface, known: list[Mode], rng: np.random.Generator) -> list[Mode]:
+def _all_modes(
+    target: Target, surface: Surface, known: list[Mode], rng: np.random.Generator, rounds: int = ROUNDS
+) -> list[Mode]:
     """Rounds of searches: first around the best mode, then over the range of all, until nothing is new."""
     count = max(SEARCHES // target.dim, FEWEST_SEARCHES)
     starts = _around(known[0], SPREADS * (count // len(SPREADS)), rng)
-    for round_number in range(ROUNDS):
+    for round_number in range(rounds):
         before = len(known)
         known = _distinct(known + _climbed(target, surface, starts, known))
         if round_number > 0 and len(known) == before:
