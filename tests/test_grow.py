@@ -222,8 +222,9 @@ def test_many_gaussians_are_taken_where_they_are_better(chosen, monkeypatch):
     both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), affine)
     modes = Modes(both, jnp.log(jnp.array([0.3, 0.7])), jnp.array([True, False]), -0.5)
 
-    def better(_, visited, single, __):
+    def better(_, visited, *, single, deadline, key):
         assert visited is start.visited
+        assert deadline == np.inf
         return modes if chosen and single == -1.0 else None
 
     monkeypatch.setattr(dmvi._grow, "overlapping_modes", better)
@@ -235,3 +236,36 @@ def test_many_gaussians_are_taken_where_they_are_better(chosen, monkeypatch):
     words = dmvi._grow.chosen(larger.start, larger.pilot)
     assert ("on each of 2 Gaussians, as there are several modes and 1 nats were left" in words) == chosen
     assert larger.start.name == ("2 gaussians" if chosen else "laplace")
+
+
+@pytest.fixture
+def two_gaussians(monkeypatch):
+    """Lets every guide that is too small give way to two Gaussians."""
+    monkeypatch.setattr(dmvi._grow, "GAP", -1.0)
+    affine = anchored(jnp.zeros(DIM), jnp.eye(DIM), full=True)
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), affine)
+    modes = Modes(both, jnp.log(jnp.array([0.3, 0.7])), jnp.array([True, True]), 0.0)
+    monkeypatch.setattr(dmvi._grow, "overlapping_modes", lambda *_, **__: modes)
+
+
+@pytest.mark.usefixtures("_impatient", "two_gaussians")
+def test_a_mixture_that_ends_no_better_is_left(small):
+    """Two standard Gaussians on a banana, after a few steps: the first guide stays as it was."""
+    kept = fitted()
+    np.testing.assert_array_equal(kept.sample(5)["x"], small.sample(5)["x"])
+    assert "pace" not in kept.run.settings
+
+
+@pytest.mark.usefixtures("_impatient", "two_gaussians")
+def test_a_mixture_that_ends_better_is_saved_loaded_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(dmvi._train, "_better", lambda _, second: second)
+    mixed = fitted()
+    assert isinstance(mixed.guide, Mixture)
+    assert mixed.run.settings["pace"] == dmvi._grow.SHARED
+    assert np.isnan(mixed.diagnostics.round_trip_error)
+    mixed.save(tmp_path / "fit.dmvi")
+    loaded = dmvi.load(tmp_path / "fit.dmvi", banana, init=jnp.zeros(DIM))
+    np.testing.assert_array_equal(loaded.sample(20)["x"], mixed.sample(20)["x"])
+    further = dmvi.resume(loaded, steps=STEPS, progress=False)
+    assert further.diagnostics.steps > mixed.diagnostics.steps
+    assert further.diagnostics.elbo > mixed.diagnostics.elbo - 0.1

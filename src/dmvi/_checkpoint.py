@@ -131,6 +131,10 @@ class Checkpoint:
         """Save where it is time to."""
         if self._terminated or trainer.done or time.monotonic() - self._saved >= self._every:
             self._save(trainer)
+        self.stop_if_asked()
+
+    def stop_if_asked(self, _: Trainer | None = None) -> None:
+        """End the process where SIGTERM has asked for it; what is saved stays."""
         if self._terminated:
             raise SystemExit(128 + signal.SIGTERM)
 

@@ -87,8 +87,9 @@ def fit(
         init: a pytree of the log-density's argument; its values are where the search starts.
         guide: "auto", "diffusion", "chain", "flow", "full-rank", "mean-field", or a recipe such as
             `dmvi.DiffusionGuide(steps=8)`. "auto" is the diffusion, with a base to suit the dimension;
-            where its training leaves more than 0.1 nats it grows and is trained on, if that training
-            took less than two minutes. Printing the posterior says what was chosen and why.
+            where its training leaves more than 0.1 nats it grows and is trained on, or where there are
+            several modes gives way to guides on many Gaussians, if that training took less than two
+            minutes. Printing the posterior says what was chosen and why.
         seed: same seed, same machine, same result, bit for bit.
 
     Other Args:
@@ -158,6 +159,7 @@ def fit(
     made = {"guide": describe_recipe(recipe), "particles": fitted.settings.particles}
     made |= {"base": describe_base(outcome.guide)}
     made |= {"chosen": chosen(start, fitted.pilot)} if plan.grows else {}
+    made |= {} if fitted.pace == 1 else {"pace": fitted.pace}
     run = Run(
         status=outcome.status,
         steps=outcome.steps,

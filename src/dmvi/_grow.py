@@ -1,5 +1,6 @@
 """What "auto" chooses: the first training is a pilot; a guide that it shows too small grows and goes on."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
 FEW_DIMENSIONS = 20  # up to which a triangular step costs next to nothing
 MORE_PARTICLES = 4  # factor: what a small guide left is seen through less noise
 ENOUGH_PARTICLES = 128  # that it does not go beyond
+SHARED = 0.3  # factor of the learning rate where many Gaussians share the draws of a step
 
 
 def more_particles(particles: int) -> int:
@@ -87,11 +89,15 @@ class Pilot(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A larger guide to go on with, its recipe, and the pilot that asked for it."""
+    """A larger guide to go on with, its recipe, and the pilot that asked for it.
+
+    `pace` is a factor of the learning rate; below one the guide does not begin where the pilot's ended.
+    """
 
     recipe: GuideRecipe
     start: Start
     pilot: Pilot
+    pace: float = 1.0
 
 
 def grown(
@@ -122,9 +128,10 @@ def grown(
     ended = outcome.status in (Status.CONVERGED, Status.STEP_LIMIT) and outcome.steps >= FEWEST_STEPS
     if not ended or not outcome.gap > GAP or not _has_weights(start.target):
         return None
-    if recipe.mixes and start.visited is not None:
-        progress.note(f"{outcome.gap:.2g} nats were left and there are several modes; Gaussians for them")
-        several = _on_many_gaussians(recipe, start, outcome, jr.fold_in(key, 2))
+    if recipe.mixes and not isinstance(outcome.guide, Mixture):
+        if start.visited is not None:
+            progress.note(f"{outcome.gap:.2g} nats were left and there are several modes; Gaussians for them")
+        several = _on_many_gaussians(recipe, start, outcome, time.perf_counter() + left, jr.fold_in(key, 2))
         if several is not None:
             return several
     larger = recipe.grown(outcome.guide, key=jr.fold_in(key, 1))
@@ -134,16 +141,17 @@ def grown(
 
 
 def _on_many_gaussians(
-    recipe: GuideRecipe, start: Start, outcome: Outcome, key: PRNGKeyArray
+    recipe: GuideRecipe, start: Start, outcome: Outcome, deadline: float, key: PRNGKeyArray
 ) -> Grown | None:
     """The guide on each of many Gaussians, where these alone come near what the first training led to."""
     fit_key, build_key = children(key, 2)
-    modes = overlapping_modes(start.target, start.visited, float(outcome.history[-1]), fit_key)
+    best = float(np.max(outcome.history))
+    modes = overlapping_modes(start.target, start.visited, single=best, deadline=deadline, key=fit_key)
     if modes is None:
         return None
     guide = mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=build_key)
     name = f"{len(modes.log_weights)} gaussians"
-    return Grown(recipe, start._replace(guide=guide, name=name), Pilot.of(outcome))
+    return Grown(recipe, start._replace(guide=guide, name=name), Pilot.of(outcome), pace=SHARED)
 
 
 def _has_weights(target: Target) -> bool:

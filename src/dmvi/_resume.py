@@ -49,6 +49,7 @@ def resume(
     run = posterior.run
     particles = int(run.settings.get("particles", PARTICLES))
     settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective)
+    settings = settings.paced(float(run.settings.get("pace", 1.0)))
     _, _, train_key, judge_key = fit_keys(run.seed)
     trained = Trained(posterior.guide, posterior.target.params)
     state = _state(posterior, trained, settings)

@@ -3,12 +3,12 @@
 import dataclasses
 import time
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.random as jr
 import numpy as np
-import optax
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
@@ -17,11 +17,9 @@ from dmvi._grow import Grown, Pilot, grown, more_particles
 from dmvi._run import Status
 from dmvi._start import Start, begin, hear, tell
 from dmvi._team import Team
-from dmvi.guides import GuideRecipe, Mixture
+from dmvi.guides import GuideRecipe
 from dmvi.targets import Target
 from dmvi.training import Budget, Outcome, Progress, Settings, Snapshot, Trainer, follow
-
-SHARED = 0.3  # factor of the learning rate where many Gaussians share the draws of a step
 
 
 class Plan(NamedTuple):
@@ -57,6 +55,7 @@ class Fitted(NamedTuple):
         recipe: of the guide.
         settings: of the last training.
         pilot: the first training, where the guide has grown.
+        pace: factor of the learning rate in the last training.
     """
 
     outcome: Outcome
@@ -64,6 +63,7 @@ class Fitted(NamedTuple):
     recipe: GuideRecipe
     settings: Settings
     pilot: Pilot | None = None
+    pace: float = 1.0
 
 
 def train(plan: Plan, line: Progress, saved: Checkpoint | None) -> Fitted:
@@ -89,7 +89,8 @@ def train(plan: Plan, line: Progress, saved: Checkpoint | None) -> Fitted:
     tell(start, team)
     if saved is not None:
         saved.begin(start)
-    outcome = _trainer(plan, start, settings, began, line, saved, snapshot).run()
+    watch = _ignore if saved is None else saved.watch
+    outcome = _trainer(plan, start, settings, began, line, watch, snapshot).run()
     fitted = Fitted(outcome, start, plan.recipe, settings)
     return _grow(plan, fitted, began, line, saved) if plan.grows and team.alone else fitted
 
@@ -103,7 +104,12 @@ def _grow(plan: Plan, fitted: Fitted, began: float, line: Progress, saved: Check
         larger = grown(
             plan.recipe, start, outcome, seconds=seconds, left=left, key=plan.keys[1], progress=line
         )
-        return fitted if larger is None else _go_on(plan, larger, began, line, saved, None)
+        if saved is not None:
+            saved.stop_if_asked()
+        if larger is None:
+            return fitted
+        found = _go_on(plan, larger, began, line, saved, None)
+        return found if larger.pace == 1 else _better(fitted, found)
     except KeyboardInterrupt:
         return fitted._replace(outcome=outcome._replace(status=Status.INTERRUPTED))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -111,6 +117,16 @@ def _grow(plan: Plan, fitted: Fitted, began: float, line: Progress, saved: Check
             raise
         warnings.warn("there is not enough memory for a larger guide; the first one is kept.", stacklevel=2)
         return fitted
+
+
+def _better(first: Fitted, second: Fitted) -> Fitted:
+    """The better of two trainings of which the second did not begin where the first ended."""
+    looks = second.outcome.history[len(first.outcome.history) :]
+    if looks.size and looks[-1] > np.max(first.outcome.history):
+        return second
+    cut_short = second.outcome.status in (Status.INTERRUPTED, Status.TIME_LIMIT)
+    status = second.outcome.status if cut_short else first.outcome.status
+    return first._replace(outcome=first.outcome._replace(status=status))
 
 
 def _go_on(
@@ -124,15 +140,20 @@ def _go_on(
     """The second training, of a guide that has grown."""
     line.note(f"{larger.pilot.gap:.2g} nats were left; the guide grows")
     settings = dataclasses.replace(plan.settings, particles=more_particles(plan.settings.particles))
-    if isinstance(larger.start.guide, Mixture):
-        slower = optax.chain(settings.optimizer, optax.scale(SHARED))
-        settings = dataclasses.replace(settings, optimizer=slower)
-    if saved is not None:
+    settings = settings.paced(larger.pace)
+    watch = _ignore
+    if saved is not None and larger.pace == 1:
         saved.begin(larger.start, larger.pilot)
+        watch = saved.watch
+    elif saved is not None:
+        # Not saved: what it is compared with at its end is the pilot, from whose end a checkpoint goes on.
+        watch = saved.stop_if_asked
     # Other random numbers than those of the pilot.
     plan = plan._replace(keys=[*plan.keys[:2], jr.fold_in(plan.keys[2], 1), *plan.keys[3:]])
-    outcome = _trainer(plan, larger.start, settings, began, line, saved, snapshot).run()
-    return Fitted(larger.pilot.then(outcome), larger.start, larger.recipe, settings, larger.pilot)
+    outcome = _trainer(plan, larger.start, settings, began, line, watch, snapshot).run()
+    return Fitted(
+        larger.pilot.then(outcome), larger.start, larger.recipe, settings, larger.pilot, larger.pace
+    )
 
 
 def _trainer(
@@ -141,7 +162,7 @@ def _trainer(
     settings: Settings,
     began: float,
     line: Progress,
-    saved: Checkpoint | None,
+    watch: Callable[[Trainer], None],
     snapshot: Snapshot | None,
 ) -> Trainer:
     return Trainer(
@@ -152,7 +173,7 @@ def _trainer(
         key=plan.keys[2],
         progress=line,
         snapshot=snapshot,
-        watch=_ignore if saved is None else saved.watch,
+        watch=watch,
         team=Team.of(settings.mesh),
         settled=start.look if settings.objective.caution is None else None,
     )

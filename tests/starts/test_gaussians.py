@@ -11,7 +11,7 @@ from jax.scipy.stats import norm
 
 from dmvi.guides import GaussianGuide, mixture
 from dmvi.posterior import Draws
-from dmvi.starts import overlapping_modes
+from dmvi.starts import _gaussians, overlapping_modes
 from dmvi.starts._laplace import Surface, laplace
 from dmvi.starts._modes import MOST, visited_modes, weighed_gaussians
 from dmvi.targets import from_log_density
@@ -32,12 +32,16 @@ def searched():
     return target, visited_modes(surface, [laplace(surface, start) for start in starts])
 
 
+def fitted(target, visited, *, single=-1.0, deadline=np.inf):
+    return overlapping_modes(target, visited, single=single, deadline=deadline, key=jr.key(0))
+
+
 def test_modes_that_touch(searched):
     target, visited = searched
     assert len(visited) >= 2
     laplaces = weighed_gaussians(target, visited[:, 0], visited[:, 1:], np.zeros(len(visited)), jr.key(1))
     assert laplaces.elbo < -0.3
-    found = overlapping_modes(target, visited, -0.2, jr.key(0))
+    found = fitted(target, visited, single=-0.2)
     assert found is not None
     assert len(found.log_weights) == MOST
     assert -0.05 < found.elbo < 0.01
@@ -50,13 +54,26 @@ def test_modes_that_touch(searched):
 
 def test_one_mode_stays_one(searched):
     target, visited = searched
-    assert overlapping_modes(target, None, -1.0, jr.key(0)) is None
+    assert fitted(target, None) is None
     gaussian = from_log_density(lambda x: norm.logpdf(x).sum(), jnp.zeros(2))
-    assert overlapping_modes(gaussian, visited, -1.0, jr.key(0)) is None
+    assert fitted(gaussian, visited) is None
     learned = dataclasses.replace(target, params={"a": jnp.zeros(())})
-    assert overlapping_modes(learned, visited, -1.0, jr.key(0)) is None
+    assert fitted(learned, visited) is None
 
 
-def test_a_better_guide_is_kept(searched):
-    target, visited = searched
-    assert overlapping_modes(target, visited, 100.0, jr.key(0)) is None
+@pytest.mark.parametrize("single", [100.0, 3.0])
+def test_a_much_better_guide_is_kept(single, searched):
+    """It is told by Laplace's Gaussians, or after one stage of training."""
+    assert fitted(*searched, single=single) is None
+
+
+@pytest.mark.parametrize(("above", "taken"), [(0.1, True), (1.0, False)])
+def test_what_training_can_be_expected_to_gain(above, taken, searched, monkeypatch):
+    monkeypatch.setattr(_gaussians, "_improved", lambda affines, *_: affines)
+    start = fitted(*searched, single=-4.0)
+    assert start is not None
+    assert (fitted(*searched, single=start.elbo + above) is not None) == taken
+
+
+def test_no_time_is_left(searched):
+    assert fitted(*searched, deadline=0.0) is None

@@ -8,6 +8,8 @@ one flow does not bend around all of it. Here m_k and S_k begin at the modes, mo
 the ELBO of the whole mixture, whose density is known, and w_k follow by balancing importance weights.
 """
 
+import time
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -33,10 +35,10 @@ from dmvi.targets import Target
 from dmvi.training import Settings, Trained, default_optimizer, initial_state, run_chunk
 
 FEWEST_MODES = 2
-HOPELESS = 10.0  # nats below the guide there is at which Laplace's Gaussians show modes that do not matter
+HOPELESS = 25.0  # nats below the guide there is, from which modes with Laplace's Gaussians do not matter
 WORSE = 2.0  # nats below it after a stage of training, from which no further ones are tried
 ROUNDS = 2  # of searches: many of the modes are enough, as many Gaussians are moved copies
-GAINED = 0.3  # nats by which training a network on each Gaussian raises the ELBO at least
+GAINED = 0.3  # nats that training a network on each Gaussian can be expected to gain
 STAGES = 4
 STAGE_STEPS = 800
 PARTICLES = 4 * MOST
@@ -52,7 +54,12 @@ SETTINGS = Settings(
 
 
 def overlapping_modes(
-    target: Target, visited: Float[np.ndarray, "modes rows dim"] | None, single: float, key: PRNGKeyArray
+    target: Target,
+    visited: Float[np.ndarray, "modes rows dim"] | None,
+    *,
+    single: float,
+    deadline: float,
+    key: PRNGKeyArray,
 ) -> Modes | None:
     """MOST Gaussians over the modes of a target and what lies between; None where these are much worse.
 
@@ -60,6 +67,7 @@ def overlapping_modes(
         target: what to approximate.
         visited: modes that the warm start has found.
         single: ELBO of the guide that there is.
+        deadline: time of the clock (`time.perf_counter`) at which to give up.
         key: random key.
     """
     if visited is None or target.dim > LARGEST_DIM or target.subsampled or target.params:
@@ -74,6 +82,8 @@ def overlapping_modes(
     loc, scale, log_weights = _filled(modes, np.random.default_rng(seed_of(fill_key)))
     found = weighed_gaussians(target, loc, scale, log_weights, first_key)
     for train_key, weigh_key in zip(stage_keys[::2], stage_keys[1::2], strict=True):
+        if time.perf_counter() > deadline or not np.isfinite(np.asarray(found.log_weights)).all():
+            return None
         affines = _improved(found.affines, found.log_weights, target, train_key)
         loc, scale = np.asarray(affines.anchor.value), np.asarray(affines.anchor_scale.value)
         if not (np.isfinite(loc).all() and np.isfinite(scale).all()):

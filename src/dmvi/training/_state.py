@@ -1,5 +1,6 @@
 """One optimiser step and chunks of them, compiled once per fit."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -89,6 +90,12 @@ class Settings(eqx.Module):
     chunk: int = eqx.field(static=True)
     cooldown_steps: int = eqx.field(static=True)
     mesh: Mesh | None = eqx.field(static=True, default=None)
+
+    def paced(self, pace: float) -> "Settings":
+        """With all updates scaled; the optimiser's state is the same."""
+        if pace == 1:
+            return self
+        return dataclasses.replace(self, optimizer=optax.chain(self.optimizer, optax.scale(pace)))
 
 
 def default_optimizer(learning_rate: float) -> optax.GradientTransformation:
