@@ -31,11 +31,11 @@ class _Biases(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """What is multiplied in each evaluation: by the first matrix, by the gain, by the last matrix."""
+    """What is multiplied in all evaluations: by the first matrix, by the gain, by the last matrix."""
 
-    states: list[Float[Array, "draws dim"]]
-    hidden: list[Float[Array, "draws width"]]
-    masked: list[Float[Array, "draws width"]]
+    states: Float[Array, "evaluations draws dim"]
+    hidden: Float[Array, "evaluations draws width"]
+    masked: Float[Array, "evaluations draws width"]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -64,19 +64,19 @@ def _forward(solve, network, shifts, masks, z) -> tuple[Float[Array, "draws dim"
     ends = [jnp.broadcast_to(network.out_bias, z.shape)] * len(each)
 
     def draw(biases: _Biases) -> tuple[Float[Array, "draws dim"], _Inputs]:
-        inputs = _Inputs([], [], [])
+        inputs: list[tuple[Array, Array, Array]] = []
 
         def evaluate(w: Float[Array, "draws dim"], e: int) -> Float[Array, "draws dim"]:
             hidden = normalised(jax.nn.gelu(w @ network.first + biases.shifts[e]))
             masked = masks[e] * (network.gain * hidden + biases.offsets[e])
-            for kept, value in zip(inputs, (w, hidden, masked), strict=True):
-                kept.append(value)
+            inputs.append((w, hidden, masked))
             return masked @ network.out + biases.ends[e]
 
-        return solve(evaluate, z), inputs
+        xi = solve(evaluate, z)
+        return xi, _Inputs(*map(jnp.stack, zip(*inputs, strict=True)))
 
     xi, pull, inputs = jax.vjp(draw, _Biases(each, offsets, ends), has_aux=True)
-    return xi, (pull, _Inputs(*map(jnp.stack, inputs)))
+    return xi, (pull, inputs)
 
 
 def _backward(solve, kept, slope) -> tuple[MergedMLP, Float[Array, "evaluations width"], None, None]:

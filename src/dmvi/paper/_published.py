@@ -114,7 +114,7 @@ class PublishedDiffusion(Published):
         network, shifts = self._network.merged(jnp.append(times, time))
         masks, z = jax.vmap(lambda key: self._random(key, len(times)))(jr.split(draw_key, DRAWS))
         xi = gathered(self._solver(), network, shifts[:-1], masks.swapaxes(0, 1), z)
-        alpha = jnp.asarray(np.exp(schedule.log_alphas()), xi.dtype)[moment]
+        alpha = jnp.asarray(np.exp(schedule.log_alphas()), z.dtype)[moment]
         noise, mask = self._noise(noise_key), self._network.masks(drop_key)
 
         def missed(xi):
