@@ -42,7 +42,16 @@ ARROWS = {
     "posterior": {ERRORS, COMPILE, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "_recipes": {ERRORS, "dmvi.diffusion", "dmvi.guides", "dmvi.targets"},
     "_start": {RECIPES, TEAM, *(f"dmvi.{stage}" for stage in STAGES)},
-    "_grow": {RUN, "dmvi._start", "dmvi.diffusion", "dmvi.guides", "dmvi.targets", "dmvi.training"},
+    "_grow": {
+        RANDOM,
+        RUN,
+        "dmvi._start",
+        "dmvi.diffusion",
+        "dmvi.guides",
+        "dmvi.starts",
+        "dmvi.targets",
+        "dmvi.training",
+    },
     "_checkpoint": {
         ERRORS,
         RECIPES,
