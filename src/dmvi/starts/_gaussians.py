@@ -31,8 +31,9 @@ from dmvi.starts._modes import (
     weighed_gaussians,
 )
 from dmvi.starts._threads import small_matrices
+from dmvi.starts._warm_start import annealed
 from dmvi.targets import Target
-from dmvi.training import Settings, Trained, default_optimizer, initial_state, run_chunk
+from dmvi.training import Settings, Trained, default_optimizer
 
 FEWEST_MODES = 2
 HOPELESS = 25.0  # nats below the guide there is, from which modes with Laplace's Gaussians do not matter
@@ -113,12 +114,6 @@ def _improved(
     """One stage of training, which ends annealed, rebased on what it found."""
     every = jnp.ones(log_weights.shape, bool)
     guide = mixture(GaussianGuide(full_rank=True), affines, log_weights, every, key=key)
-    start = Trained(guide, target.params)
-    state = initial_state(start, SETTINGS)
-    cooldown, end = (
-        jnp.asarray(n, jnp.int32) for n in (SETTINGS.chunk - SETTINGS.cooldown_steps, SETTINGS.chunk)
-    )
-    state, _ = run_chunk(state._replace(cooldown=cooldown, end=end), start, target, SETTINGS, key)
-    trained = start.with_flat(state.flat).guide
+    trained = annealed(Trained(guide, target.params), target, SETTINGS, key)[0].guide
     assert isinstance(trained, Mixture)
     return jax.vmap(lambda affine: affine.rebased())(eqx.filter(trained.components.affine, eqx.is_array))

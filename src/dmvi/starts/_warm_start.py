@@ -19,7 +19,15 @@ from dmvi.starts._pathfinder import pathfinder
 from dmvi.starts._prior import prior_gaussian
 from dmvi.starts._threads import small_matrices
 from dmvi.targets import Target
-from dmvi.training import Progress, Settings, Trained, default_optimizer, initial_state, run_chunk
+from dmvi.training import (
+    Progress,
+    Seen,
+    Settings,
+    Trained,
+    default_optimizer,
+    initial_state,
+    run_chunk,
+)
 
 TRIED_STARTS = 32
 SEARCHES = 32  # for modes
@@ -194,12 +202,16 @@ def improved(
     """One stage of Gaussian VI, a chunk that ends annealed, rebased on what it found, and its ELBO."""
     model = eqx.tree_at(lambda t: t.params, target, params)
     start = Trained(Gaussian(affine=affine, dim=affine.dim), params)
+    trained, seen = annealed(start, model, settings, key)
+    assert isinstance(trained.guide, Gaussian)
+    return trained.guide.affine.rebased(), trained.params, jnp.mean(seen.log_weights[-JUDGED_STEPS:])
+
+
+def annealed(start: Trained, target: Target, settings: Settings, key: PRNGKeyArray) -> tuple[Trained, Seen]:
+    """One chunk of training that ends annealed, and what its draws showed."""
     state = initial_state(start, settings)
     cooldown, end = (
         jnp.asarray(n, jnp.int32) for n in (settings.chunk - settings.cooldown_steps, settings.chunk)
     )
-    state = state._replace(cooldown=cooldown, end=end)
-    state, seen = run_chunk(state, start, model, settings, key)
-    trained = start.with_flat(state.flat)
-    assert isinstance(trained.guide, Gaussian)
-    return trained.guide.affine.rebased(), trained.params, jnp.mean(seen.log_weights[-JUDGED_STEPS:])
+    state, seen = run_chunk(state._replace(cooldown=cooldown, end=end), start, target, settings, key)
+    return start.with_flat(state.flat), seen
