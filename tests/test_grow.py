@@ -15,7 +15,7 @@ import dmvi._grow
 import dmvi._train
 from dmvi._checkpoint import Checkpoint
 from dmvi.guides import GaussianGuide, Mixture, anchored
-from dmvi.starts._modes import Modes
+from dmvi.starts._weighed import Modes
 from dmvi.training import progress_for
 from tests.guides.registry import perturbed
 

@@ -10,7 +10,7 @@ import pytest
 
 import dmvi
 from dmvi._recipes import describe_base, describe_recipe, guide_from, recipe_from
-from dmvi.guides import LowRank, anchored, low_rank_anchored, mixture
+from dmvi.guides import Block, LowRank, Symmetry, anchored, low_rank_anchored, mixture
 
 DIM = 5
 RECIPES = {
@@ -56,11 +56,20 @@ def test_a_guide_comes_back_in_its_shape(name, base):
     assert shapes(through_json(guide, RECIPES[name])) == shapes(guide)
 
 
-def test_a_mixture_comes_back_in_its_shape():
+@pytest.mark.parametrize("symmetry", [None, Symmetry(2, (Block(1, (2, 1), 0, simplex=False),))])
+def test_a_mixture_comes_back_in_its_shape(symmetry):
     recipe = RECIPES["diffusion"]
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), BASES["triangle"])
-    guide = mixture(recipe, stacked, jnp.zeros(3), jnp.ones(3, bool), key=jr.key(1))
+    guide = mixture(recipe, stacked, jnp.zeros(3), jnp.ones(3, bool), symmetry=symmetry, key=jr.key(1))
     assert shapes(through_json(guide, recipe)) == shapes(guide)
+
+
+def test_a_symmetry_that_cannot_be_is_refused():
+    recipe = RECIPES["diffusion"]
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), BASES["triangle"])
+    base = describe_base(mixture(recipe, stacked, jnp.zeros(3), jnp.ones(3, bool), key=jr.key(1)))
+    with pytest.raises(dmvi.InputError, match="the file describes a symmetry"):
+        guide_from(recipe, base | {"symmetry": {"count": 2, "blocks": [[0, [DIM + 1], 0, False]]}}, DIM)
 
 
 @pytest.mark.parametrize("change", [{"modes": 10**9}, {"rank": -1}, {"anchor": "2"}, {"anchor": 0}])

@@ -18,6 +18,7 @@ from dmvi.targets import Target
 from dmvi.training import Outcome, Progress
 
 GAP = 0.1  # nats between log evidence and ELBO, after training, from which the guide is too small
+GAP_OF_LABELLINGS = 0.03  # the same where labels may change places, and modes that overlap are to be expected
 FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
 LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
 FEW_DIMENSIONS = 20  # up to which a triangular step costs next to nothing
@@ -126,15 +127,19 @@ def grown(
     if seconds > min(LONGEST_PILOT, left):
         return None
     ended = outcome.status in (Status.CONVERGED, Status.STEP_LIMIT) and outcome.steps >= FEWEST_STEPS
-    if not ended or not outcome.gap > GAP or not _has_weights(start.target):
+    guide = outcome.guide
+    labelled = isinstance(guide, Mixture) and guide.symmetry is not None
+    large = outcome.gap > (GAP_OF_LABELLINGS if labelled else GAP)
+    if not ended or not large or not _has_weights(start.target):
         return None
-    if recipe.mixes and not isinstance(outcome.guide, Mixture):
+    # A mixture over separate modes has a guide on each already; one of a few labellings may need more.
+    if recipe.mixes and (labelled or not isinstance(guide, Mixture)):
         if start.visited is not None:
             progress.note(f"{outcome.gap:.2g} nats were left and there are several modes; Gaussians for them")
         several = _on_many_gaussians(recipe, start, outcome, time.perf_counter() + left, jr.fold_in(key, 2))
         if several is not None:
             return several
-    larger = recipe.grown(outcome.guide, key=jr.fold_in(key, 1))
+    larger = recipe.grown(guide, key=jr.fold_in(key, 1))
     if larger is None:
         return None
     return Grown(larger[0], start._replace(guide=larger[1]), Pilot.of(outcome))
@@ -149,8 +154,10 @@ def _on_many_gaussians(
     modes = overlapping_modes(start.target, start.visited, single=best, deadline=deadline, key=fit_key)
     if modes is None:
         return None
-    guide = mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=build_key)
-    name = f"{len(modes.log_weights)} gaussians"
+    guide = mixture(
+        recipe, modes.affines, modes.log_weights, modes.unfinished, symmetry=modes.symmetry, key=build_key
+    )
+    name = modes.title.replace("mode", "gaussian")
     return Grown(recipe, start._replace(guide=guide, name=name), Pilot.of(outcome), pace=SHARED)
 
 
@@ -168,7 +175,10 @@ def chosen(start: Start, pilot: Pilot | None) -> str:
         why = "searches ended in separate modes"
         if pilot is not None:
             why = f"there are several modes and {pilot.gap:.2g} nats were left"
-        return f"a {network} diffusion on each of {modes} Gaussians, as {why}"
+        base = "one Gaussian" if modes == 1 else f"each of {modes} Gaussians"
+        if guide.symmetry is not None:
+            base += f" and its images in {guide.symmetry.order} labellings"
+        return f"a {network} diffusion on {base}, as {why}"
     low_rank = isinstance(getattr(guide, "affine", None), LowRankAffine)
     base = "a diagonal and a few directions" if low_rank else "a full covariance"
     text = f"a {network} diffusion on {base}, for {dim:,} dimensions"

@@ -21,6 +21,7 @@ from dmvi.guides import (
     anchored,
     low_rank_anchored,
     mixture,
+    symmetry_from,
 )
 from dmvi.targets import Target
 
@@ -83,12 +84,13 @@ def visible_density(target: Target) -> Callable[[Array], Array] | None:
     return None if target.subsampled or target.params else target.log_density
 
 
-def describe_base(guide: Guide) -> dict[str, int]:
+def describe_base(guide: Guide) -> dict[str, Any]:
     """The shape of the Gaussian, or Gaussians, under a guide: 0 stands for what there is none of.
 
     Keys: modes (of a mixture), full (a lower triangle is trained), rank (is trained instead), anchor (number
-    of axes of the fixed scale), anchor_rank.
+    of axes of the fixed scale), anchor_rank, and symmetry where a mixture has one.
     """
+    symmetry = guide.symmetry if isinstance(guide, Mixture) else None
     modes = guide.log_weights.value.shape[0] if isinstance(guide, Mixture) else 0
     affine = getattr(guide.components if isinstance(guide, Mixture) else guide, "affine", None)
     if affine is None:
@@ -101,6 +103,7 @@ def describe_base(guide: Guide) -> dict[str, int]:
         "rank": affine.left.shape[-1] if low_rank else 0,
         "anchor": 0 if isinstance(scale, LowRank) else scale.ndim - (modes > 0),
         "anchor_rank": scale.left.shape[-1] if isinstance(scale, LowRank) else 0,
+        **({} if symmetry is None else {"symmetry": symmetry.describe()}),
     }
 
 
@@ -117,8 +120,13 @@ def guide_from(recipe: GuideRecipe, base: Any, dim: int) -> Guide:
         return recipe.build(affine, key=jr.key(0))
     if rank:
         raise InputError("the file describes a mixture of bases of low rank, which there is not.")
+    try:
+        symmetry = symmetry_from(base.get("symmetry"), dim)
+    except ValueError:
+        raise InputError("the file describes a symmetry that no guide has.") from None
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * modes), affine)
-    return mixture(recipe, stacked, jnp.zeros(modes), jnp.zeros(modes, bool), key=jr.key(0))
+    zeros = jnp.zeros(modes)
+    return mixture(recipe, stacked, zeros, jnp.zeros(modes, bool), symmetry=symmetry, key=jr.key(0))
 
 
 def _base(base: dict[str, int], dim: int, rank: int, anchor_rank: int) -> AnyAffine:

@@ -61,7 +61,9 @@ def begin(
         found = Start(recipe.build(start.affine, key=keys[1]), start.name, target, start.visited)
         return found if target.stream is None else _weighed(found, keys[0], line)
     modes = start.modes
-    guide = mixture(recipe, modes.affines, modes.log_weights, modes.unfinished, key=keys[1])
+    guide = mixture(
+        recipe, modes.affines, modes.log_weights, modes.unfinished, symmetry=modes.symmetry, key=keys[1]
+    )
     return Start(guide, start.name, target, start.visited)
 
 

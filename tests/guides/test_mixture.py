@@ -1,6 +1,8 @@
 """A mixture of guides: exact weights whatever its components have become, and the density of the whole
 mixture where they are Gaussian."""
 
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,13 +12,16 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from dmvi.diffusion import Projected
-from dmvi.guides import DiffusionGuide, Mixture, anchored, mixture
+from dmvi.guides import Block, DiffusionGuide, Mixture, Symmetry, anchored, mixture
 from dmvi.objectives import CoveringELBO, PathELBO
 from tests.guides.registry import DIM, LOG_EVIDENCE, as_vector, perturbed, target
 
 LOCS = np.array([[-1.0, -1.0, -1.0], [1.0, 1.2, 0.9], [4.0, 0.0, -4.0]])
 SCALES = np.stack([1.5 * np.eye(3), 1.4 * np.eye(3) + np.diag([0.4, -0.3], -1), 0.5 * np.eye(3)])
 WEIGHTS = np.array([0.3, 0.5, 0.2])
+ALL = Symmetry(3, (Block(0, (3,), 0, simplex=False),))
+# The first coordinate and those of a simplex of three.
+ON_A_SIMPLEX = Symmetry(3, (Block(1, (2,), 0, simplex=True),))
 RECIPE = DiffusionGuide(steps=2, network=Projected(rank=2, scale_rank=1, width=6, scale_width=5))
 
 
@@ -26,13 +31,17 @@ def double():
         yield
 
 
-def a_mixture(*, size: float = 0.0, unfinished: tuple[bool, ...] = (True, True, True)) -> Mixture:
+def a_mixture(
+    *,
+    size: float = 0.0,
+    unfinished: tuple[bool, ...] = (True, True, True),
+    symmetry: Symmetry | None = None,
+) -> Mixture:
     affines = jax.vmap(lambda loc, scale: anchored(loc, scale, full=True))(
         jnp.asarray(LOCS, float), jnp.asarray(SCALES, float)
     )
-    guide = mixture(
-        RECIPE, affines, jnp.asarray(np.log(WEIGHTS), float), jnp.asarray(unfinished), key=jr.key(1)
-    )
+    log_weights = jnp.asarray(np.log(WEIGHTS), float)
+    guide = mixture(RECIPE, affines, log_weights, jnp.asarray(unfinished), symmetry=symmetry, key=jr.key(1))
     return perturbed(guide, size=size) if size else guide
 
 
@@ -66,9 +75,10 @@ def test_mean_weight_is_the_evidence_whatever_the_components():
 
 
 @pytest.mark.usefixtures("double")
-def test_path_gradient():
+@pytest.mark.parametrize("symmetry", [None, ALL, ON_A_SIMPLEX])
+def test_path_gradient(symmetry):
     """d log_q / d phi = (d xi / d phi)^T grad_xi [log q_k(xi) - log r(k | xi)], of component k alone."""
-    guide = a_mixture(size=0.1)
+    guide = a_mixture(size=0.1, symmetry=symmetry)
     phi, rebuild = as_vector(guide)
 
     @jax.jit
@@ -90,7 +100,7 @@ def test_path_gradient():
             log_q(draw.xi),
         )
 
-    for seed in range(3):
+    for seed in range(3 if symmetry is None else 1):
         gradient, expected, log_q, inverted = both(jr.key(seed))
         np.testing.assert_allclose(gradient, expected, atol=1e-5 * np.abs(expected).max())
         np.testing.assert_allclose(log_q, inverted, rtol=1e-8)
@@ -118,3 +128,31 @@ def test_training_draws_do_not_tell_the_elbo():
     keys = jr.split(jr.key(0), 8)
     for objective in (PathELBO(), CoveringELBO()):
         assert not np.any(objective(guide, target("gaussian"), keys, None, objective.memory(DIM)).own)
+
+
+def test_at_the_start_it_is_the_gaussian_mixture_and_its_images():
+    """log_q is log sum_k w_k h_k, the mean over all orders of the coordinates."""
+    guide = a_mixture(symmetry=ALL)
+    draws = jax.jit(jax.vmap(guide.draw))(jr.split(jr.key(0), 20_000))
+    xi = np.asarray(draws.xi, float)
+    log_g = [
+        multivariate_normal.logpdf(xi[:, order], loc, scale @ scale.T) + np.log(weight / 6)
+        for loc, scale, weight in zip(LOCS, SCALES, WEIGHTS, strict=True)
+        for order in itertools.permutations(range(3))
+    ]
+    np.testing.assert_allclose(draws.log_q, np.logaddexp.reduce(log_g, axis=0), atol=5e-4)
+    np.testing.assert_allclose(jax.jit(jax.vmap(guide.evidence))(draws.xi), draws.log_q, atol=2e-3)
+    for found in (xi, jax.jit(lambda key: guide.sample(key, (20_000,)))(jr.key(5))):
+        np.testing.assert_allclose(np.mean(found, axis=0), np.mean(WEIGHTS @ LOCS), atol=0.08)
+
+
+@pytest.mark.parametrize("symmetry", [ALL, ON_A_SIMPLEX])
+def test_mean_weight_is_the_evidence_of_targets_that_are_not_even_symmetric(symmetry):
+    name = "mixture"
+    guide = a_mixture(size=0.1, symmetry=symmetry)
+    draws = jax.jit(jax.vmap(guide.draw))(jr.split(jr.key(0), 60_000))
+    log_pi = jax.jit(jax.vmap(target(name).log_density))(draws.xi)
+    weights = np.exp(np.asarray(log_pi - draws.log_q, float) - LOG_EVIDENCE[name])
+    error = weights.std() / np.sqrt(weights.size)
+    assert error < 0.05
+    assert abs(weights.mean() - 1) < 5 * error

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 
-from dmvi.guides import GaussianGuide, mixture
+from dmvi.guides import GaussianGuide, anchored, mixture
 from dmvi.posterior import Draws
 from dmvi.starts import _gaussians, overlapping_modes
 from dmvi.starts._laplace import Surface, laplace
-from dmvi.starts._modes import MOST, visited_modes, weighed_gaussians
+from dmvi.starts._modes import MOST, visited_modes
+from dmvi.starts._weighed import weighed_gaussians
 from dmvi.targets import from_log_density
 
 
@@ -39,7 +41,9 @@ def fitted(target, visited, *, single=-1.0, deadline=np.inf):
 def test_modes_that_touch(searched):
     target, visited = searched
     assert len(visited) >= 2
-    laplaces = weighed_gaussians(target, visited[:, 0], visited[:, 1:], np.zeros(len(visited)), jr.key(1))
+    laplaces = weighed_gaussians(
+        target, visited[:, 0], visited[:, 1:], np.zeros(len(visited)), None, jr.key(1)
+    )
     assert laplaces.elbo < -0.3
     found = fitted(target, visited, single=-0.2)
     assert found is not None
@@ -70,7 +74,12 @@ def test_a_much_better_guide_is_kept(single, searched):
 @pytest.mark.parametrize(("above", "taken"), [(0.1, True), (1.0, False)])
 def test_what_training_can_be_expected_to_gain(above, taken, searched, monkeypatch):
     """Only how the last stage ends counts here; without training it ends the same every time."""
-    monkeypatch.setattr(_gaussians, "_improved", lambda affines, *_: affines)
+
+    def unimproved(loc, scale, *_):
+        return jax.vmap(lambda loc, scale: anchored(loc, scale, full=True))(loc, scale)
+
+    monkeypatch.setattr(_gaussians, "_improved", unimproved)
+    monkeypatch.setattr(_gaussians, "IDLE", 1e-30)
     for gate in ("HOPELESS", "WORSE"):
         monkeypatch.setattr(_gaussians, gate, np.inf)
     start = fitted(*searched, single=-50.0)

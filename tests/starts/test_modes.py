@@ -18,9 +18,8 @@ def modes_of(log_density, dim: int, searches: int = 8):
     target = from_log_density(log_density, jnp.zeros(dim))
     surface = Surface(target)
     starts = np.random.default_rng(0).normal(size=(searches, dim))
-    return separate_modes(
-        target, surface, [laplace(surface, start) for start in starts], single=-1e3, key=jr.key(0)
-    )
+    searched = [laplace(surface, start) for start in starts]
+    return separate_modes(target, surface, searched, None, single=-1e3, key=jr.key(0))
 
 
 def gaussians(centres: np.ndarray, log_weights: np.ndarray, scale: float = 1.0):
@@ -58,7 +57,7 @@ def test_weights_of_two_modes_whatever_their_scale(scale):
     target = from_log_density(gaussians(centres, log_weights, scale), jnp.zeros(3))
     surface = Surface(target)
     found = [laplace(surface, centre + 0.1 * scale) for centre in centres]
-    modes = separate_modes(target, surface, found, single=-1.0, key=jr.key(0))
+    modes = separate_modes(target, surface, found, None, single=-1.0, key=jr.key(0))
     assert modes is not None
     np.testing.assert_allclose(np.sort(np.exp(modes.log_weights)), [0.1, 0.9], atol=1e-3)
     assert not np.any(modes.unfinished)
@@ -93,7 +92,7 @@ def test_modes_that_a_single_gaussian_beats_are_left():
     target = from_log_density(gaussians(np.array([[-9.0], [9.0]]), np.zeros(2)), jnp.zeros(1))
     surface = Surface(target)
     found = [laplace(surface, np.array([place])) for place in (-8.0, 8.0)]
-    assert separate_modes(target, surface, found, single=2.0, key=jr.key(0)) is None
+    assert separate_modes(target, surface, found, None, single=2.0, key=jr.key(0)) is None
 
 
 def test_merged_modes_are_fitted_to_their_moments():

@@ -19,7 +19,12 @@ from dmvi.guides._low_rank import LowRank as LowRank
 from dmvi.guides._low_rank import LowRankAffine as LowRankAffine
 from dmvi.guides._low_rank import low_rank_anchored as low_rank_anchored
 from dmvi.guides._mixture import Mixture as Mixture
-from dmvi.guides._mixture import base_log_prob as base_log_prob
+from dmvi.guides._mixture import image_log_prob as image_log_prob
 from dmvi.guides._mixture import mixture as mixture
+from dmvi.guides._mixture import shared_out as shared_out
 from dmvi.guides._paper import PaperDiffusion as PaperDiffusion
 from dmvi.guides._paper import PaperGuide as PaperGuide
+from dmvi.guides._symmetry import LARGEST_COUNT as LARGEST_COUNT
+from dmvi.guides._symmetry import Block as Block
+from dmvi.guides._symmetry import Symmetry as Symmetry
+from dmvi.guides._symmetry import symmetry_from as symmetry_from

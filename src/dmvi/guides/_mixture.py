@@ -12,8 +12,14 @@ flow. r is taken from the Gaussian bases g_k of the components, r(k | xi) = w_k 
 Where the components are those Gaussians log_q is the density of the whole mixture; where modes are far
 apart r is one. In between, r shares the posterior out among the components, smoothly: the gap is zero once
 every q_k is r(k | .) pi normalised.
+
+Where the posterior is symmetric under P permutations T_p (`dmvi.guides.Symmetry`) a component stands for all
+of its images: a draw is moved by a random one of them, p is a second auxiliary variable, and
+
+    log_q(T_p xi) = log q_k(xi) - log g_k(xi) + log sum_j w_j h_j(xi),   h_j(xi) = 1/P sum_p g_j(T_p xi).
 """
 
+import math
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -26,6 +32,7 @@ from dmvi.diffusion import lower_inverse
 from dmvi.guides._affine import Affine
 from dmvi.guides._guide import Draw, Frozen, Guide, GuideRecipe, frozen, with_path_gradient
 from dmvi.guides._noise import in_batches, standard_log_prob
+from dmvi.guides._symmetry import Symmetry
 
 
 class Mixture(Guide):
@@ -42,6 +49,7 @@ class Mixture(Guide):
     log_weights: Frozen
     unfinished: Frozen  # which components are to be trained
     dim: int = eqx.field(static=True)
+    symmetry: Symmetry | None = None
 
     @property
     def trains_as_it_draws(self) -> bool:
@@ -50,12 +58,14 @@ class Mixture(Guide):
     def draw(self, key):
         k = self._index(key, jnp.exp(self.log_weights.value))
         draw = self._component(k).draw(key)
-        return Draw(draw.xi, draw.log_q + self._log_ratio(k, draw.xi), draw.noise)
+        log_q = draw.log_q + self._log_ratio(k, draw.xi)
+        return Draw(self._moved(key, draw.xi), log_q, draw.noise)
 
     def draw_path(self, key, far=None):
         unfinished = self.unfinished.value
         weights = jnp.exp(self.log_weights.value)
         k = self._index(key, jnp.where(jnp.any(unfinished), unfinished.astype(weights.dtype), weights))
+        # A draw is left where its component made it: its images are worth the same.
         component = jax.tree.map(
             lambda leaf: (
                 jnp.where(unfinished[k], leaf, jax.lax.stop_gradient(leaf)) if eqx.is_array(leaf) else leaf
@@ -73,12 +83,18 @@ class Mixture(Guide):
 
     def sample(self, key, shape=()):
         weights = jnp.exp(self.log_weights.value)
-        return in_batches(lambda key: self._component(self._index(key, weights)).sample(key), key, shape)
+
+        def one(key: PRNGKeyArray) -> Float[Array, " dim"]:
+            return self._moved(key, self._component(self._index(key, weights)).sample(key))
+
+        return in_batches(one, key, shape)
 
     def evidence(self, xi, key=None):
-        """log_q of xi as a draw of the component it most likely came from."""
-        k = jnp.argmax(self._joint(xi))
-        return self._component(k).evidence(xi) + self._log_ratio(k, xi)
+        """log_q of xi as a draw of the component, and by the permutation, that it most likely came from."""
+        each = self.log_weights.value[None] + image_log_prob(self.components.affine, xi, self.symmetry)
+        p, k = jnp.unravel_index(jnp.argmax(each), each.shape)
+        image = _images(self.symmetry, xi)[p]
+        return self._component(k).evidence(image) + self._log_ratio(k, image)
 
     def _index(self, key: PRNGKeyArray, weights: Float[Array, " components"]) -> Int[Array, ""]:
         ends = jnp.cumsum(weights)
@@ -88,14 +104,34 @@ class Mixture(Guide):
     def _component(self, k: Int[Array, ""]) -> Guide:
         return jax.tree.map(lambda leaf: leaf[k] if eqx.is_array(leaf) else leaf, self.components)
 
-    def _joint(self, xi: Float[Array, " dim"]) -> Float[Array, " components"]:
-        """log w_k + log g_k(xi)."""
-        return self.log_weights.value + base_log_prob(self.components.affine, xi)
+    def _moved(self, key: PRNGKeyArray, xi: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """xi moved by a random permutation."""
+        if self.symmetry is None:
+            return xi
+        number = jr.randint(jr.fold_in(key, 8), (), 0, self.symmetry.order)
+        return self.symmetry.image(xi, jnp.asarray(self.symmetry.permutations)[number])
 
     def _log_ratio(self, k: Int[Array, ""], xi: Float[Array, " dim"]) -> Float[Array, ""]:
-        """log w_k - log r(k | xi)."""
-        joint = self._joint(xi)
-        return self.log_weights.value[k] - joint[k] + jax.nn.logsumexp(joint)
+        """log sum_j w_j h_j(xi) - log g_k(xi): without a symmetry, log w_k - log r(k | xi)."""
+        each = image_log_prob(self.components.affine, xi, self.symmetry)
+        return jax.nn.logsumexp(self.log_weights.value + shared_out(each)) - each[0, k]
+
+
+def image_log_prob(
+    affines: Affine, xi: Float[Array, " dim"], symmetry: Symmetry | None
+) -> Float[Array, "order components"]:
+    """log g_k(T_p xi) of stacked Gaussian bases, the identity first."""
+    return jax.vmap(lambda image: base_log_prob(affines, image))(_images(symmetry, xi))
+
+
+def shared_out(each: Float[Array, "order components"]) -> Float[Array, " components"]:
+    """log h_k(xi): the mean over images."""
+    return jax.nn.logsumexp(each, axis=0) - math.log(len(each))
+
+
+def _images(symmetry: Symmetry | None, xi: Float[Array, " dim"]) -> Float[Array, "order dim"]:
+    """T_p xi of every permutation; xi alone where nothing is symmetric."""
+    return xi[None] if symmetry is None else symmetry.images(xi)
 
 
 def base_log_prob(affines: Affine, xi: Float[Array, " dim"]) -> Float[Array, " components"]:
@@ -113,7 +149,13 @@ def base_log_prob(affines: Affine, xi: Float[Array, " dim"]) -> Float[Array, " c
 
 
 def mixture(
-    recipe: GuideRecipe, affines: Affine, log_weights: Array, unfinished: Array, *, key: PRNGKeyArray
+    recipe: GuideRecipe,
+    affines: Affine,
+    log_weights: Array,
+    unfinished: Array,
+    *,
+    symmetry: Symmetry | None = None,
+    key: PRNGKeyArray,
 ) -> Mixture:
     """The recipe's guide on each of the stacked Gaussians: at the start exactly their mixture."""
     count, dim = affines.loc.shape
@@ -125,5 +167,9 @@ def mixture(
         lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *guides
     )
     return Mixture(
-        components=stacked, log_weights=Frozen(log_weights), unfinished=Frozen(unfinished), dim=dim
+        components=stacked,
+        log_weights=Frozen(log_weights),
+        unfinished=Frozen(unfinished),
+        dim=dim,
+        symmetry=symmetry,
     )

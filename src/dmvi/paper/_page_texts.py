@@ -67,8 +67,9 @@ REPAIRED = r"""
 dmvi's diffusion guide with all defaults, every replicate on a data set of its own, with draws as the verdict
 of the fit advises. After the ratio stands its standard error, which comes from the finite number of draws
 (and of those of NUTS, in the mixture). After coverages stand two binomial standard errors, as if coordinates
-of one data set were independent, which they are not. The last column counts the fits whose own verdict is to
-trust them.
+of one data set were independent, which they are not; in the mixture components are put in the order of their
+first coordinates, as a labelling that looks for the truth would flatter intervals. The last column counts the
+fits whose own verdict is to trust them.
 """
 
 ASKED = (

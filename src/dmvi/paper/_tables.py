@@ -53,7 +53,8 @@ CAPTION = (
     "squared error of draws to the simulating parameters, in unconstrained coordinates with softplus "
     "(mixture: draws relabelled to the truth). exact MSE: that of the exact posterior (mixture: of NUTS); "
     "ratio: to it. W1: 1-Wasserstein distance of marginals to that posterior in its sds, worst coordinate, "
-    "mean over replicates. 50 %, 90 %: coverage of central intervals. gap: log evidence less ELBO, nats. "
+    "mean over replicates. 50 %, 90 %: coverage of central intervals (mixture: of components in the "
+    "order of their first coordinates). gap: log evidence less ELBO, nats. "
     "sd ratio: sd over the exact sd, median over coordinates. Ours: draws as the verdict of the fit advises, "
     "resampled by their weights where it says so."
 )

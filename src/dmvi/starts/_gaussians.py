@@ -18,28 +18,29 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
 from dmvi._random import children, seed_of
-from dmvi.guides import Affine, GaussianGuide, Mixture, mixture
+from dmvi.guides import Affine, GaussianGuide, Mixture, Symmetry, anchored, mixture
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, scale_from_precision
 from dmvi.starts._modes import (
     LARGEST_DIM,
     MOST,
-    Modes,
     all_modes,
-    gaussians_of,
     known_modes,
-    weighed_gaussians,
+    one_of_each,
 )
+from dmvi.starts._symmetries import symmetry_of
 from dmvi.starts._threads import small_matrices
 from dmvi.starts._warm_start import annealed
+from dmvi.starts._weighed import Cloud, Modes, cloud_of, gaussians_of
 from dmvi.targets import Target
 from dmvi.training import Settings, Trained, default_optimizer
 
 FEWEST_MODES = 2
 HOPELESS = 25.0  # nats below the guide there is, from which modes with Laplace's Gaussians do not matter
 WORSE = 2.0  # nats below it after a stage of training, from which no further ones are tried
-ROUNDS = 2  # of searches: many of the modes are enough, as many Gaussians are moved copies
+ROUNDS = 8  # of searches: small modes are many, and what no Gaussian begins near is found by none
 GAINED = 0.3  # nats that training a network on each Gaussian can be expected to gain
+IDLE = 0.1  # share of the mean weight below which a Gaussian is moved to where mass is lacking
 STAGES = 4
 STAGE_STEPS = 800
 PARTICLES = 4 * MOST
@@ -74,25 +75,49 @@ def overlapping_modes(
     if visited is None or target.dim > LARGEST_DIM or target.subsampled or target.params:
         return None
     search_key, first_key, fill_key, *stage_keys = children(key, 3 + 2 * STAGES)
-    surface = Surface(target)
+    surface, symmetry = Surface(target), symmetry_of(target)
     with small_matrices(surface):
         modes = known_modes(surface, [mode[0] for mode in visited])
-        if len(modes) < FEWEST_MODES or gaussians_of(target, modes, first_key).elbo < single - HOPELESS:
+        if len(modes) < FEWEST_MODES:
             return None
-        modes = all_modes(target, surface, modes, search_key, ROUNDS)
-    loc, scale, log_weights = _filled(modes, np.random.default_rng(seed_of(fill_key)))
-    found = weighed_gaussians(target, loc, scale, log_weights, first_key)
+        modes = one_of_each(surface, symmetry, modes)
+        if gaussians_of(target, modes, symmetry, first_key).elbo < single - HOPELESS:
+            return None
+        rng = np.random.default_rng(seed_of(search_key))
+        modes = all_modes(target, surface, modes, symmetry, rng, ROUNDS)
+    rng = np.random.default_rng(seed_of(fill_key))
+    loc, scale, log_weights = _filled(modes, rng)
+    cloud = cloud_of(target, loc, scale, symmetry, first_key)
+    log_weights = cloud.balanced(log_weights)
     for train_key, weigh_key in zip(stage_keys[::2], stage_keys[1::2], strict=True):
-        if time.perf_counter() > deadline or not np.isfinite(np.asarray(found.log_weights)).all():
+        if time.perf_counter() > deadline or not np.isfinite(log_weights).all():
             return None
-        affines = _improved(found.affines, found.log_weights, target, train_key)
+        loc, scale, log_weights = _moved(cloud, loc, scale, log_weights, rng)
+        affines = _improved(
+            *(jnp.asarray(part, surface.dtype) for part in (loc, scale, log_weights)),
+            symmetry,
+            target,
+            train_key,
+        )
         loc, scale = np.asarray(affines.anchor.value), np.asarray(affines.anchor_scale.value)
         if not (np.isfinite(loc).all() and np.isfinite(scale).all()):
             return None
-        found = weighed_gaussians(target, loc, scale, np.asarray(found.log_weights, float), weigh_key)
-        if not found.elbo > single - WORSE:
+        cloud = cloud_of(target, loc, scale, symmetry, weigh_key)
+        log_weights = cloud.balanced(log_weights)
+        if not cloud.elbo(log_weights) > single - WORSE:
             return None
-    return found if found.elbo > single - GAINED else None
+    return cloud.modes(log_weights) if cloud.elbo(log_weights) > single - GAINED else None
+
+
+def _moved(
+    cloud: Cloud, loc: np.ndarray, scale: np.ndarray, log_weights: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The Gaussians, those of next to no weight moved to where the mixture lacks mass."""
+    idle = np.flatnonzero(log_weights < np.log(IDLE / MOST))
+    origin, places = cloud.lacking(log_weights, idle.size, rng)
+    loc, scale, log_weights = loc.copy(), scale.copy(), log_weights.copy()
+    loc[idle], scale[idle], log_weights[idle] = places, scale[origin], np.log(IDLE / MOST)
+    return loc, scale, log_weights
 
 
 def _filled(modes: list[Mode], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -109,11 +134,18 @@ def _filled(modes: list[Mode], rng: np.random.Generator) -> tuple[np.ndarray, np
 
 @compiled
 def _improved(
-    affines: Affine, log_weights: Float[Array, " modes"], target: Target, key: PRNGKeyArray
+    loc: Float[Array, "modes dim"],
+    scale: Float[Array, "modes dim dim"],
+    log_weights: Float[Array, " modes"],
+    symmetry: Symmetry | None,
+    target: Target,
+    key: PRNGKeyArray,
 ) -> Affine:
     """One stage of training, which ends annealed, rebased on what it found."""
+    affines = jax.vmap(lambda loc, scale: anchored(loc, scale, full=True))(loc, scale)
     every = jnp.ones(log_weights.shape, bool)
-    guide = mixture(GaussianGuide(full_rank=True), affines, log_weights, every, key=key)
+    recipe = GaussianGuide(full_rank=True)
+    guide = mixture(recipe, affines, log_weights, every, symmetry=symmetry, key=key)
     trained = annealed(Trained(guide, target.params), target, SETTINGS, key)[0].guide
     assert isinstance(trained, Mixture)
     return jax.vmap(lambda affine: affine.rebased())(eqx.filter(trained.components.affine, eqx.is_array))

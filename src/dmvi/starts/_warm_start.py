@@ -14,10 +14,13 @@ from dmvi._random import children, seed_of
 from dmvi.guides import Affine, AnyAffine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
-from dmvi.starts._modes import Modes, separate_modes, visited_modes
+from dmvi.starts._lookout import lookout
+from dmvi.starts._modes import LARGEST_DIM, separate_modes, visited_modes
 from dmvi.starts._pathfinder import pathfinder
 from dmvi.starts._prior import prior_gaussian
+from dmvi.starts._symmetries import symmetry_of
 from dmvi.starts._threads import small_matrices
+from dmvi.starts._weighed import Modes, in_all_labellings
 from dmvi.targets import Target
 from dmvi.training import (
     Progress,
@@ -113,9 +116,31 @@ def warm_start(
         if not target.params and not target.subsampled:
             start = start._replace(visited=visited_modes(surface, searched))
         if mixes and not target.params:
-            modes = separate_modes(target, surface, searched, single=float(elbos[winner]), key=key)
-            if modes is not None:
-                return start._replace(name=f"{len(modes.log_weights)} modes", modes=modes)
+            start = _with_modes(start, target, surface, searched, single=float(elbos[winner]), key=key)
+    return start
+
+
+def _with_modes(
+    start: WarmStart,
+    target: Target,
+    surface: Surface,
+    searched: list[Mode],
+    *,
+    single: float,
+    key: PRNGKeyArray,
+) -> WarmStart:
+    """With Gaussians of separate modes, or with the images of the best Gaussian, where there are any."""
+    symmetry = None if start.visited is None or target.dim > LARGEST_DIM else symmetry_of(target)
+    images = None
+    if symmetry is not None:
+        assert isinstance(start.affine, Affine)
+        images = in_all_labellings(target, start.affine, symmetry, key)
+        single = images.elbo
+    modes = separate_modes(target, surface, searched, symmetry, single=single, key=key)
+    if modes is not None:
+        return start._replace(name=modes.title, modes=modes)
+    if images is not None:
+        return start._replace(name=f"{start.name}, {images.title}", modes=images)
     return start
 
 
@@ -151,6 +176,8 @@ def _candidates(
     far = near[0] + SPREAD * rng.standard_normal(near.shape)
     modes = sorted((laplace(surface, start, GLANCE) for start in (*near, *far)), key=_rank)
     modes = sorted(modes + [laplace(surface, mode.loc) for mode in _distinct(modes)[:FINALISTS]], key=_rank)
+    modes += [laplace(surface, start) for start in lookout(target, modes[0], jr.fold_in(key, 2))]
+    modes = sorted(modes, key=_rank)
     best = _distinct(modes)
     for mode in (best + best[:1] * MODES)[:MODES]:
         candidates.append(Candidate("laplace", mode.loc, scale_from_precision(mode.precision, full=full)))

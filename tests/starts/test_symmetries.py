@@ -1,0 +1,112 @@
+"""Which entries of a model may change places is asked of its density."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import dmvi
+from dmvi.guides import Block, Mixture, Symmetry
+from dmvi.posterior import Verdict
+from dmvi.starts._laplace import Mode
+from dmvi.starts._symmetries import nearest_images, symmetry_of
+from dmvi.targets import as_target, from_log_density
+
+RNG = np.random.default_rng(0)
+Y = np.concatenate([RNG.normal(place, 0.5, 30) for place in (-4.0, 0.0, 4.0)]).astype(np.float32)
+
+
+def components(y=None, ordered=False):
+    places = np.array([-1.0, 0.0, 1.0], np.float32) if ordered else np.zeros(3, np.float32)
+    loc = numpyro.sample("loc", dist.Normal(places, 5.0).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    mixed = dist.MixtureSameFamily(dist.Categorical(probs=weights), dist.Normal(loc, scale))
+    with numpyro.plate("n", len(Y)):
+        numpyro.sample("y", mixed, obs=y)
+
+
+def schools(y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+    theta = numpyro.sample("theta", dist.Normal(mu, 2.0).expand([3]).to_event(1))
+    numpyro.sample("y", dist.Normal(theta, 1.0).to_event(1), obs=y)
+
+
+def target_of(model, **data):
+    return as_target(model, args=(), data=data, init=None)
+
+
+def test_components_of_a_mixture():
+    found = symmetry_of(target_of(components, y=Y))
+    assert found == Symmetry(3, (Block(0, (3,), 0, simplex=False), Block(4, (2,), 0, simplex=True)))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_what_belongs_to_data(equal):
+    """Groups of a hierarchy are told apart by their data; where these are equal nothing tells them apart."""
+    y = np.array([1.0, 1.0, 1.0 if equal else 1.1], np.float32)
+    found = symmetry_of(target_of(schools, y=y))
+    assert found == (Symmetry(3, (Block(1, (3,), 0, simplex=False),)) if equal else None)
+
+
+def test_priors_may_tell_components_apart():
+    assert symmetry_of(target_of(components, y=Y, ordered=True)) is None
+
+
+def test_the_axis_is_found():
+    """Columns are alike, rows are not, and a site of the same length has nothing to do with it."""
+
+    def log_density(x):
+        rows = jnp.sum(x["a"] ** 4, axis=1) @ jnp.array([1.0, 2.0, 3.0])
+        return -rows - jnp.sum(jnp.prod(x["a"], axis=0)) ** 2 - jnp.sum(x["b"] ** 2 * jnp.arange(1.0, 4.0))
+
+    found = symmetry_of(from_log_density(log_density, {"a": jnp.zeros((3, 3)), "b": jnp.zeros(3)}))
+    assert found == Symmetry(3, (Block(0, (3, 3), 1, simplex=False),))
+
+
+def test_a_density_that_is_finite_nowhere_has_none():
+    nowhere = from_log_density(lambda x: -jnp.sum(x**2), jnp.zeros(3))
+    broken = jax.tree.map(lambda leaf: leaf, nowhere)
+    object.__setattr__(broken, "_log_density", lambda xi, params, batch: jnp.nan * jnp.sum(xi))
+    assert symmetry_of(nowhere) is not None
+    assert symmetry_of(broken) is None
+
+
+def test_the_nearest_image():
+    symmetry = Symmetry(3, (Block(0, (3,), 0, simplex=False),))
+    reference = Mode(np.array([1.0, 2.0, 3.0]), np.eye(3), 0.0)
+    points = np.array([[3.1, 0.9, 2.2], [1.0, 2.0, 3.0]])
+    np.testing.assert_allclose(
+        nearest_images(symmetry, points, reference), [[0.9, 2.2, 3.1], [1.0, 2.0, 3.0]], rtol=1e-6
+    )
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    return dmvi.fit(components, data={"y": Y}, steps=960, progress=False)
+
+
+def test_one_guide_for_all_labellings(posterior):
+    """One component stands for six, every labelling is drawn alike, and weights are even."""
+    guide = posterior.guide
+    assert isinstance(guide, Mixture)
+    assert guide.log_weights.value.shape == (1,)
+    assert posterior.diagnostics.warm_start == "1 mode in 6 labellings"
+    assert posterior.verdict is Verdict.TRUST
+    assert posterior.diagnostics.gap < 0.05
+    loc = np.asarray(posterior.sample(6000, seed=1)["loc"])
+    for place in (-4.0, 0.0, 4.0):
+        shares = np.mean(np.argmin(np.abs(loc - place), axis=1)[:, None] == np.arange(3), axis=0)
+        np.testing.assert_allclose(shares, 1 / 3, atol=5 * np.sqrt(2 / 9 / 6000))
+
+
+def test_it_comes_back_from_a_file(posterior, tmp_path):
+    posterior.save(tmp_path / "fit.dmvi")
+    again = dmvi.load(tmp_path / "fit.dmvi", components, data={"y": Y})
+    key = jr.key(3)
+    np.testing.assert_array_equal(again.guide.sample(key, (50,)), posterior.guide.sample(key, (50,)))
+    assert isinstance(again.guide, Mixture)
+    assert again.guide.symmetry == posterior.guide.symmetry
