@@ -5,15 +5,18 @@
 
 For every model and method, n data sets are drawn from the prior and fitted, and the ranks of the truth are
 tested for uniformity. Finished cells are kept in calibration.json, so that a run can be interrupted and gone
-on with; the table shows all of them.
+on with; the table shows all of them. Fits made one by one, where modes may be separate, are drawn from as
+their verdicts advise, and can be shared out among processes with --processes.
 """
 
 import argparse
 import json
+import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,11 @@ import numpyro.distributions as dist
 
 import dmvi
 from benchmarks.machine import describe_machine
+from dmvi.calibration import Calibration
 from dmvi.paper import MODELS, paper_model
 
 ROWS = 100
+SEEDS = 10_000  # between those of processes
 COLUMNS_OF = {"mean": 5, "mixture": 2}
 SIGMA = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 METHODS: dict[str, tuple[str, Any]] = {
@@ -77,14 +82,45 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def measure(case: Case, guide: Any, n: int, seed: int, one_by_one: bool) -> dict[str, Any]:
-    """One cell of the table."""
-    began = time.perf_counter()
+def calibration(name: str, method: str, n: int, seed: int) -> Calibration:
+    """The ranks of one model and method."""
+    case, one_by_one = cases()[name], made_one_by_one(name, method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the paper's objective says each time that it is no bound
-        found = dmvi.calibrate(
-            case.model, case.data, n=n, guide=guide, seed=seed, one_by_one=one_by_one, progress=False
+        return dmvi.calibrate(
+            case.model,
+            case.data,
+            n=n,
+            guide=METHODS[method][1],
+            seed=seed,
+            one_by_one=one_by_one,
+            resample=None if one_by_one else False,
+            progress=False,
         )
+
+
+def made_one_by_one(name: str, method: str) -> bool:
+    """Whether fits are made by `fit`, which looks for separate modes."""
+    return method == "default" and name in SEVERAL_MODES
+
+
+def shared_out(name: str, method: str, n: int, seed: int, processes: int) -> Calibration:
+    """The same by several processes, each with data sets of its own."""
+    counts = [n // processes + (i < n % processes) for i in range(processes)]
+    jobs = [(name, method, count, seed + SEEDS * i) for i, count in enumerate(counts) if count]
+    with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(calibration, *zip(*jobs, strict=True)))
+    ranks = {scalar: np.concatenate([one.ranks[scalar] for one in found]) for scalar in found[0].ranks}
+    return replace(found[0], ranks=ranks, failed=sum(one.failed for one in found))
+
+
+def measure(name: str, method: str, n: int, seed: int, processes: int) -> dict[str, Any]:
+    """One cell of the table."""
+    began, one_by_one = time.perf_counter(), made_one_by_one(name, method)
+    if one_by_one and processes > 1:
+        found = shared_out(name, method, n, seed, processes)
+    else:
+        found = calibration(name, method, n, seed)
     print(found, flush=True)
     return {
         "p": min(found.p_values.values()),
@@ -119,7 +155,9 @@ def markdown(cells: dict[str, dict[str, Any]], machine: dict[str, str]) -> str:
     return "\n".join([*lines, "", "; ".join(machine.values()) + "."]) + "\n"
 
 
-def run(names: Sequence[str], methods: Sequence[str], n: int, seed: int, out: Path, again: bool) -> str:
+def run(
+    names: Sequence[str], methods: Sequence[str], n: int, seed: int, processes: int, out: Path, again: bool
+) -> str:
     """Measures cell by cell; files are rewritten after each, so nothing is lost."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "calibration.json"
@@ -129,8 +167,7 @@ def run(names: Sequence[str], methods: Sequence[str], n: int, seed: int, out: Pa
         for method in methods:
             if f"{name}/{method}" in cells and not again:
                 continue
-            one_by_one = method == "default" and name in SEVERAL_MODES
-            cells[f"{name}/{method}"] = measure(cases()[name], METHODS[method][1], n, seed, one_by_one)
+            cells[f"{name}/{method}"] = measure(name, method, n, seed, processes)
             file.write_text(json.dumps({"machine": machine, "cells": cells}, indent=1) + "\n")
             (out / "calibration.md").write_text(markdown(cells, machine))
     return markdown(cells, machine)
@@ -144,10 +181,11 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="NAME")
     parser.add_argument("--n", type=int, default=200, help="data sets")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1, help="of fits that are made one by one")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the results")
     parser.add_argument("--again", action="store_true", help="measure cells anew that are there")
     a = parser.parse_args()
-    print("\n" + run(a.models, a.methods, a.n, a.seed, a.out, a.again))
+    print("\n" + run(a.models, a.methods, a.n, a.seed, a.processes, a.out, a.again))
 
 
 if __name__ == "__main__":

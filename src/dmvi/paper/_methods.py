@@ -157,7 +157,7 @@ def _exact(model: PaperModel, data: DataSet, seed: int) -> Fitted:
 def _nuts(model: PaperModel, data: DataSet, seed: int) -> Fitted:
     """NUTS; in the mixture from the truth, so that all chains have its labelling.
 
-    Chains that do not agree are run anew, longer and thinned to as many draws; times are those of the last ones.
+    Chains that do not agree are run anew, longer and thinned to as many draws; the last ones' times count.
     """
     for thinning in LENGTHS:
         found, disagreement = _chains(model, data, seed, thinning=thinning)
