@@ -27,10 +27,6 @@ def test_the_full_set():
     assert len(MODELS) == 7
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="3.2 h: the published network has all of its layers, and overlapping modes take 64 Gaussians",
-)
 def test_the_full_set_is_expected_to_take_three_hours_on_two_cores():
     assert total_seconds(Plan().jobs()) / 2 < 3 * 3600
 

@@ -15,7 +15,7 @@ from dmvi.posterior import Draws
 from dmvi.starts import _gaussians, overlapping_modes
 from dmvi.starts._laplace import Surface, laplace
 from dmvi.starts._modes import MOST, visited_modes
-from dmvi.starts._weighed import weighed_gaussians
+from dmvi.starts._weighed import cloud_of, weighed_gaussians
 from dmvi.targets import from_log_density
 
 
@@ -89,3 +89,24 @@ def test_what_training_can_be_expected_to_gain(above, taken, searched, monkeypat
 
 def test_no_time_is_left(searched):
     assert fitted(*searched, deadline=0.0) is None
+
+
+def test_gaussians_of_no_weight_are_moved_to_where_mass_is_lacking():
+    """One of two modes has a Gaussian, a wide one sees the other; the third one is idle."""
+
+    def two_modes(x):
+        return logsumexp(jnp.stack([norm.logpdf(x, place).sum() for place in (-2.5, 2.5)]))
+
+    target = from_log_density(two_modes, jnp.zeros(2))
+    loc = np.array([[-2.5, -2.5], [0.0, 0.0], [0.0, 0.0]])
+    scale = np.array([1.0, 3.0, 3.0])[:, None, None] * np.eye(2)
+    cloud = cloud_of(target, loc, scale, None, jr.key(0))
+    log_weights = np.log([0.95, 0.05, 1e-6])
+    places = cloud.lacking(log_weights, 200, np.random.default_rng(0))[1]
+    assert np.mean(np.linalg.norm(places - 2.5, axis=1) < 3) > 0.95
+    moved, scales, weights = _gaussians._moved(cloud, loc, scale, log_weights, np.random.default_rng(0))
+    np.testing.assert_array_equal(moved[:2], loc[:2])
+    np.testing.assert_array_equal(weights[:2], log_weights[:2])
+    assert np.linalg.norm(moved[2] - 2.5) < 3
+    assert weights[2] > np.log(1e-3)
+    np.testing.assert_array_equal(scales, scale)

@@ -9,7 +9,7 @@ from dmvi.paper._published import BATCH, Recipe
 STARTING = 8.0  # a process and its imports
 COMPILING = {"gaussian": 6.0, "flow": 8.0, "diffusion": 20.0}
 # Of one replicate's step: milliseconds, for a diffusion those of each evaluation of its network.
-STEP = {"gaussian": 0.01, "flow": 0.07, "diffusion": 0.032}
+STEP = {"gaussian": 0.01, "flow": 0.07, "diffusion": 0.017}
 AFTER = {"gaussian": 1.0, "flow": 2.0, "diffusion": 1.0}  # draws, weights and scores of one replicate
 FIT = {
     "exact": 2.0,
@@ -23,6 +23,7 @@ FIT = {
 LARGE = 2.0  # factor of fits to a thousand rows
 MIXTURE = 2.0  # factor of fits to the mixture
 MODES = 6.0  # and of those that look for all of its modes
+AGREEMENT = 12.0  # and of chains of NUTS to it, which take long to agree on some data sets
 
 
 def expected_seconds(job: Job) -> float:
@@ -31,7 +32,7 @@ def expected_seconds(job: Job) -> float:
     if recipe is None:
         factor = LARGE if job.n > 500 else 1.0
         if job.model == "mixture":
-            factor *= MODES if job.method == "diffusion" else MIXTURE
+            factor *= {"diffusion": MODES, "nuts": AGREEMENT}.get(job.method, MIXTURE)
         return len(job.replicates) * FIT[job.method] * factor
     steps = job.epochs * -(-job.n // BATCH)
     each = 1e-3 * steps * STEP[recipe.kind] * _evaluations(recipe) + AFTER[recipe.kind]
