@@ -31,6 +31,7 @@ from dmvi.paper import MODELS, paper_model
 
 ROWS = 100
 SEEDS = 10_000  # between those of processes
+FEWEST = 10  # data sets of a calibration
 COLUMNS_OF = {"mean": 5, "mixture": 2}
 SIGMA = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 METHODS: dict[str, tuple[str, Any]] = {
@@ -104,21 +105,23 @@ def made_one_by_one(name: str, method: str) -> bool:
     return method == "default" and name in SEVERAL_MODES
 
 
-def shared_out(name: str, method: str, n: int, seed: int, processes: int) -> Calibration:
+def by_several(name: str, method: str, n: int, seed: int, processes: int) -> Calibration:
     """The same by several processes, each with data sets of its own."""
+    processes = max(1, min(processes, n // FEWEST))
     counts = [n // processes + (i < n % processes) for i in range(processes)]
-    jobs = [(name, method, count, seed + SEEDS * i) for i, count in enumerate(counts) if count]
+    jobs = [(name, method, count, seed + SEEDS * i) for i, count in enumerate(counts)]
     with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn")) as pool:
         found = list(pool.map(calibration, *zip(*jobs, strict=True)))
     ranks = {scalar: np.concatenate([one.ranks[scalar] for one in found]) for scalar in found[0].ranks}
-    return replace(found[0], ranks=ranks, failed=sum(one.failed for one in found))
+    failed, cut_short = sum(one.failed for one in found), sum(one.cut_short for one in found)
+    return replace(found[0], ranks=ranks, failed=failed, cut_short=cut_short)
 
 
 def measure(name: str, method: str, n: int, seed: int, processes: int) -> dict[str, Any]:
     """One cell of the table."""
     began, one_by_one = time.perf_counter(), made_one_by_one(name, method)
     if one_by_one and processes > 1:
-        found = shared_out(name, method, n, seed, processes)
+        found = by_several(name, method, n, seed, processes)
     else:
         found = calibration(name, method, n, seed)
     print(found, flush=True)

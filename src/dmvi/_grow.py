@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax
 import jax.random as jr
 import numpy as np
 from jaxtyping import PRNGKeyArray
@@ -12,7 +14,7 @@ from dmvi._random import children
 from dmvi._run import Status
 from dmvi._start import Start
 from dmvi.diffusion import Projected, Stacked, Triangular
-from dmvi.guides import DiffusionGuide, GuideRecipe, LowRankAffine, Mixture, mixture
+from dmvi.guides import DiffusionGuide, Guide, GuideRecipe, LowRankAffine, Mixture, mixture
 from dmvi.starts import overlapping_modes
 from dmvi.targets import Target
 from dmvi.training import Outcome, Progress
@@ -139,10 +141,25 @@ def grown(
         several = _on_many_gaussians(recipe, start, outcome, time.perf_counter() + left, jr.fold_in(key, 2))
         if several is not None:
             return several
-    larger = recipe.grown(guide, key=jr.fold_in(key, 1))
+    larger = _larger(recipe, guide, jr.fold_in(key, 1))
     if larger is None:
         return None
     return Grown(larger[0], start._replace(guide=larger[1]), Pilot.of(outcome))
+
+
+def _larger(recipe: GuideRecipe, guide: Guide, key: PRNGKeyArray) -> tuple[GuideRecipe, Guide] | None:
+    """A larger guide that begins as this one; of one in several labellings, the guide they share grows."""
+    if not isinstance(guide, Mixture):
+        return recipe.grown(guide, key=key)
+    if guide.log_weights.value.shape[0] > 1:
+        return None
+    alone = recipe.grown(
+        jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, guide.components), key=key
+    )
+    if alone is None:
+        return None
+    stacked = jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, alone[1])
+    return alone[0], eqx.tree_at(lambda mixture: mixture.components, guide, stacked)
 
 
 def _on_many_gaussians(
@@ -172,7 +189,7 @@ def chosen(start: Start, pilot: Pilot | None) -> str:
     network = "projected and triangular" if dim <= FEW_DIMENSIONS else "projected"
     if isinstance(guide, Mixture):
         modes = guide.log_weights.value.shape[0]
-        why = "searches ended in separate modes"
+        why = "searches ended in several modes"
         if pilot is not None:
             why = f"there are several modes and {pilot.gap:.2g} nats were left"
         base = "one Gaussian" if modes == 1 else f"each of {modes} Gaussians"

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def test_entries_change_places():
     xi = jr.normal(jr.key(0), (DIM,))
     images = SYMMETRY.images(xi)
     assert images.shape == (SYMMETRY.order, DIM)
-    np.testing.assert_array_equal(images[0], xi)
+    np.testing.assert_allclose(images[0], xi, rtol=1e-12)
     plain, apart, simplex = values_of(xi)
     for image, permutation in zip(images, SYMMETRY.permutations, strict=True):
         moved = values_of(image)
@@ -42,6 +43,19 @@ def test_volumes_stay():
     xi = jr.normal(jr.key(1), (DIM,))
     jacobians = jax.jacfwd(SYMMETRY.images)(xi)
     np.testing.assert_allclose(np.linalg.slogdet(jacobians)[1], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("place", [(20.0, 0.0), (-20.0, -20.0), (0.0, -90.0), (30.0, 30.0), (-3.0, 60.0)])
+def test_near_the_edges_of_a_simplex(place):
+    """In single precision: every image has the first point among its own, and slopes are finite."""
+    with jax.enable_x64(False):
+        xi = jnp.concatenate([jnp.arange(7.0), jnp.asarray(place)])
+        images = SYMMETRY.images(xi)
+        assert np.isfinite(images).all()
+        assert np.isfinite(jax.jacfwd(SYMMETRY.images)(xi)).all()
+        for image in images:
+            distances = np.abs(SYMMETRY.images(image) - xi[None]).max(axis=1)
+            assert distances.min() < 1e-4
 
 
 def test_the_way_back():
@@ -72,6 +86,8 @@ def test_written_down():
         {"count": 3, "blocks": [[8, [3], 0, False]]},
         {"count": 3, "blocks": [[0, [3], 1, False]]},
         {"count": 3, "blocks": [[0, [3, 10**9], 0, False]]},
+        {"count": 3, "blocks": [[0, [3], 0, False], [0, [3], 0, False]]},
+        {"count": 3, "blocks": [[0, [3] + [1] * 20, 0, False]]},
         {"count": 3.0, "blocks": [[0, [3], 0, False]]},
         {"count": 3, "blocks": [[0, [3], 0, False]] * 10},
     ],

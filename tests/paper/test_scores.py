@@ -97,10 +97,10 @@ def test_components_in_order():
 def test_coverage_of_overlapping_components():
     """Truths from the posterior itself: their nearest labelling flatters intervals, an order does not."""
     model, rng = paper_model("mixture", "printed"), np.random.default_rng(1)
-    draws = rng.normal(size=(4000, 12))
+    draws = rng.normal(size=(1000, 12))
     reference = Reference.from_draws(draws, draws[0])
-    shares = [score(model, draws, truth, reference)[0]["cover50"] for truth in rng.normal(size=(40, 12))]
-    assert abs(np.mean(shares) - 0.5) < 3 * np.std(shares) / np.sqrt(40)
+    shares = [score(model, draws, truth, reference)[0]["cover50"] for truth in rng.normal(size=(200, 12))]
+    assert abs(np.mean(shares) - 0.5) < 3 * np.std(shares) / np.sqrt(200)
 
 
 def test_a_reference_of_draws_survives_its_file():

@@ -75,6 +75,42 @@ def test_a_density_that_is_finite_nowhere_has_none():
     assert symmetry_of(broken) is None
 
 
+def test_priors_may_tell_components_apart_among_many_rows():
+    """A density of millions of nats is rounded to more than the prior's difference nowhere near the modes."""
+
+    def many(y=None):
+        loc = numpyro.sample("loc", dist.Normal(np.array([-1.5, 0.0, 1.5], np.float32), 1.0).to_event(1))
+        scaled = numpyro.handlers.scale(scale=1e5)
+        with scaled:
+            mixed = dist.MixtureSameFamily(dist.Categorical(probs=jnp.ones(3) / 3), dist.Normal(loc, 1.0))
+            numpyro.sample("y", mixed.expand([5]).to_event(1), obs=y)
+
+    assert symmetry_of(target_of(many, y=Y[:5])) is None
+
+
+def test_empty_sites_and_rows_of_simplices():
+    def model(y=None):
+        numpyro.sample("nothing", dist.Normal(0, 1).expand([0]).to_event(1))
+        rows = numpyro.sample("rows", dist.Dirichlet(jnp.ones(5)).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(jnp.sum(rows**2), 1.0), obs=y)
+
+    found = symmetry_of(target_of(model, y=1.0))
+    assert found == Symmetry(3, (Block(0, (3, 4), 0, simplex=False),))
+
+
+def test_the_most_coordinates_are_found_among_many_sites():
+    """Seven sites belong together, an eighth, which comes first, does not."""
+
+    def log_density(x):
+        together = sum(x[name] ** 2 * (1 + x["b0"] ** 2) for name in x if name != "a")
+        return -jnp.sum(together) - jnp.sum(x["a"] ** 2 * jnp.arange(1.0, 4.0))
+
+    init = {name: jnp.zeros(3) for name in ("a", *(f"b{i}" for i in range(7)))}
+    found = symmetry_of(from_log_density(log_density, init))
+    assert found is not None
+    assert [block.start for block in found.blocks] == list(range(3, 24, 3))
+
+
 def test_the_nearest_image():
     symmetry = Symmetry(3, (Block(0, (3,), 0, simplex=False),))
     reference = Mode(np.array([1.0, 2.0, 3.0]), np.eye(3), 0.0)

@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from numpyro.distributions.transforms import StickBreakingTransform
 
 LARGEST_COUNT = 4  # entries that change places: more have more permutations than a density can look at
-_SIMPLEX = StickBreakingTransform()
+_MOST_AXES = 8
 
 
 class Block(NamedTuple):
@@ -67,7 +66,7 @@ class Symmetry(eqx.Module):
         for block in self.blocks:
             part = xi[block.start : block.stop].reshape(block.shape)
             if block.simplex:
-                part = _SIMPLEX.inv(jnp.take(_SIMPLEX(part), permutation, axis=-1))
+                part = _from_log_simplex(jnp.take(_log_simplex(part), permutation, axis=-1))
             else:
                 part = jnp.take(part, permutation, axis=block.axis)
             xi = xi.at[block.start : block.stop].set(jnp.ravel(part))
@@ -75,13 +74,32 @@ class Symmetry(eqx.Module):
 
     def images(self, xi: Float[Array, " dim"]) -> Float[Array, "order dim"]:
         """T_p xi of every permutation, the identity first."""
-        moved = jax.vmap(lambda p: self.image(xi, p))(jnp.asarray(self.permutations[1:]))
-        # The identity is not sent through the simplex, whose rounding would change draws that stay.
-        return jnp.concatenate([xi[None], moved])
+        return jax.vmap(lambda p: self.image(xi, p))(jnp.asarray(self.permutations))
 
     def describe(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {"count": self.count, "blocks": [[*block] for block in self.blocks]}
+
+
+def _log_simplex(inner: Float[Array, "*batch entries-1"]) -> Float[Array, "*batch entries"]:
+    """log x by stick-breaking, x_i = z_i prod_{j<i} (1 - z_j): what is tiny keeps all of its digits."""
+    logits = inner - _stick_offsets(inner)
+    left = jnp.cumsum(jax.nn.log_sigmoid(-logits), axis=-1)
+    before = jnp.concatenate([jnp.zeros_like(left[..., :1]), left], axis=-1)
+    return before + jnp.concatenate([jax.nn.log_sigmoid(logits), jnp.zeros_like(left[..., :1])], axis=-1)
+
+
+def _from_log_simplex(log_x: Float[Array, "*batch entries"]) -> Float[Array, "*batch entries-1"]:
+    """The inverse, logit z_i = log x_i - log sum_{j>i} x_j."""
+    after = jax.lax.cumlogsumexp(log_x, axis=log_x.ndim - 1, reverse=True)[..., 1:]
+    logits = log_x[..., :-1] - after
+    return logits + _stick_offsets(logits)
+
+
+def _stick_offsets(inner: Float[Array, "*batch entries-1"]) -> Float[Array, "*batch entries-1"]:
+    """What NumPyro takes from coordinates so that zeros are the middle of the simplex."""
+    offsets = jnp.log(jnp.arange(inner.shape[-1], 0, -1, dtype=inner.dtype))
+    return jnp.broadcast_to(offsets, inner.shape)
 
 
 def symmetry_from(description: Any, dim: int) -> Symmetry | None:
@@ -93,7 +111,8 @@ def symmetry_from(description: Any, dim: int) -> Symmetry | None:
         blocks = tuple(_block(entry, count, dim) for entry in description["blocks"])
     except (KeyError, TypeError) as error:
         raise ValueError("no symmetry") from error
-    if not 0 < len(blocks) <= dim:
+    apart = all(before.stop <= after.start for before, after in itertools.pairwise(blocks))
+    if not blocks or not apart:
         raise ValueError("no symmetry")
     return Symmetry(count, blocks)
 
@@ -101,7 +120,7 @@ def symmetry_from(description: Any, dim: int) -> Symmetry | None:
 def _block(entry: Any, count: int, dim: int) -> Block:
     start, shape, axis, simplex = entry
     sizes = tuple(_whole(size, 1, dim) for size in shape)
-    axes = len(sizes)
+    axes = _whole(len(sizes), 1, _MOST_AXES)
     block = Block(_whole(start, 0, dim), sizes, _whole(axis, 0, axes - 1), bool(simplex))
     expected = count - 1 if block.simplex else count
     last = not block.simplex or block.axis == axes - 1

@@ -1,5 +1,6 @@
 """Laplace's approximation at the best of a few optima."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -31,8 +32,14 @@ class Surface:
 
     def primitives(self) -> set[str]:
         """Names of the operations that log pi and its gradient are made of."""
-        traced = self._first.trace(jax.ShapeDtypeStruct((self.dim,), self.dtype))
-        return set(_names(traced.jaxpr.jaxpr))
+        return set(_names(self._program()))
+
+    def numbers(self) -> int:
+        """How many numbers log pi and its gradient form on the way, a measure of what they cost."""
+        return _numbers(self._program())
+
+    def _program(self) -> Jaxpr:
+        return self._first.trace(jax.ShapeDtypeStruct((self.dim,), self.dtype)).jaxpr.jaxpr
 
     def value_and_gradient(self, xi: np.ndarray) -> tuple[float, np.ndarray]:
         """log pi(xi) and its gradient."""
@@ -50,6 +57,16 @@ def _names(jaxpr: Jaxpr) -> Iterator[str]:
         yield equation.primitive.name
         for inner in jaxprs_in_params(equation.params):
             yield from _names(inner)
+
+
+def _numbers(jaxpr: Jaxpr) -> int:
+    """Sizes of all results in a program, those of a loop as often as it is gone through."""
+    total = 0
+    for equation in jaxpr.eqns:
+        total += sum(math.prod(getattr(result.aval, "shape", ())) for result in equation.outvars)
+        times = equation.params.get("length", 1)
+        total += times * sum(_numbers(inner) for inner in jaxprs_in_params(equation.params))
+    return total
 
 
 class Mode(NamedTuple):

@@ -6,7 +6,7 @@ validity: weights of a guide that is symmetric hold for any posterior.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,9 @@ from dmvi.targets import Target
 
 POINTS = 4
 MOST_CANDIDATES = 48
-ABSOLUTE, RELATIVE = 1e-3, 1e-5  # tolerance of the comparison, for densities in single precision
+MOST_CHOICES = 4096  # of sites and axes that are listed before the largest are tried
+RELATIVE = 100.0  # tolerance of the comparison in rounding errors of the density
+LEAST, MOST = 1e-3, 0.1  # and in nats: below them rounding, above them a prior that tells labels apart
 
 
 def symmetry_of(target: Target) -> Symmetry | None:
@@ -36,11 +38,12 @@ def symmetry_of(target: Target) -> Symmetry | None:
         for permutation in _generators(symmetry.count):
             moved.append(jax.vmap(lambda xi, s=symmetry, p=permutation: s.image(xi, p))(points))
     values = np.asarray(_values(target, jnp.concatenate(moved)), float).reshape(-1, POINTS)
-    usable = np.isfinite(values[0])
-    close = np.abs(values[1:] - values[0]) <= ABSOLUTE + RELATIVE * np.abs(values[0])
-    if not usable.any():
+    values = values[:, np.isfinite(values[0])]
+    if not values.size:
         return None
-    holds = np.all(close[:, usable], axis=1).reshape(len(candidates), -1).all(axis=1)
+    rounding = RELATIVE * np.finfo(jnp.result_type(float)).eps * np.abs(values[0])
+    close = np.abs(values[1:] - values[0]) <= np.clip(rounding, LEAST, MOST)
+    holds = np.all(close, axis=1).reshape(len(candidates), -1).all(axis=1)
     return next((one for one, held in zip(candidates, holds, strict=True) if held), None)
 
 
@@ -68,7 +71,7 @@ def _images(symmetry: Symmetry, points: Float[Array, "n dim"]) -> Float[Array, "
 
 @compiled
 def _values(target: Target, points: Float[Array, "n dim"]) -> Float[Array, " n"]:
-    return jax.lax.map(target.log_density, points)
+    return jax.lax.map(target.log_density, points, batch_size=POINTS)
 
 
 def _generators(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -78,26 +81,27 @@ def _generators(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _candidates(target: Target) -> list[Symmetry]:
     """Choices of one axis of some sites, those that move most coordinates first."""
+    numbers = jnp.arange(target.dim, dtype=jnp.result_type(float))
+    outer = jax.eval_shape(target.constrain, numbers)
+    sites = [
+        (int(np.ravel(inner)[0]), tuple(inner.shape), getattr(outer.get(name), "shape", inner.shape))
+        for name, inner in target.unpack(numbers).items()
+        if inner.size and inner.ndim and _consecutive(np.asarray(inner))
+    ]
     found = [
         Symmetry(count, blocks)
         for count in range(2, LARGEST_COUNT + 1)
-        for blocks in itertools.islice(_choices(target, count), MOST_CANDIDATES)
+        for blocks in itertools.islice(_choices(sites, count), MOST_CHOICES)
     ]
-    return sorted(found, key=lambda one: -sum(block.stop - block.start for block in one.blocks))
+    found = sorted(found, key=lambda one: -sum(block.stop - block.start for block in one.blocks))
+    return found[:MOST_CANDIDATES]
 
 
-def _choices(target: Target, count: int) -> Iterator[tuple[Block, ...]]:
-    """Some sites with an axis of so many entries, each with one of these axes; all of them first."""
-    numbers = jnp.arange(target.dim, dtype=jnp.result_type(float))
-    outer = jax.eval_shape(target.constrain, numbers)
-    options = []
-    for name, inner in target.unpack(numbers).items():
-        shape = tuple(inner.shape)
-        if not shape or not _consecutive(np.asarray(inner)):
-            continue
-        of_site = _blocks(int(np.ravel(inner)[0]), shape, getattr(outer.get(name), "shape", shape), count)
-        if of_site:
-            options.append([*of_site, None])
+def _choices(
+    sites: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]], count: int
+) -> Iterator[tuple[Block, ...]]:
+    """Some of the sites with an axis of so many entries, each with one of these axes."""
+    options = [[*blocks, None] for site in sites if (blocks := _blocks(*site, count))]
     for choice in itertools.product(*options):
         blocks = tuple(block for block in choice if block is not None)
         if blocks:
@@ -111,7 +115,9 @@ def _consecutive(numbers: np.ndarray) -> bool:
 
 def _blocks(start: int, shape: tuple[int, ...], outer: tuple[int, ...], count: int) -> list[Block]:
     """The ways in which entries of a site may change places, as far as shapes tell."""
-    if outer == (*shape[:-1], shape[-1] + 1):
-        last = len(shape) - 1
-        return [Block(start, shape, last, simplex=True)] if outer[-1] == count else []
-    return [Block(start, shape, axis, simplex=False) for axis, size in enumerate(shape) if size == count]
+    last, of_simplices = len(shape) - 1, outer == (*shape[:-1], shape[-1] + 1)
+    plain = shape[:last] if of_simplices else shape
+    found = [Block(start, shape, axis, simplex=False) for axis, size in enumerate(plain) if size == count]
+    if of_simplices and outer[-1] == count:
+        found.append(Block(start, shape, last, simplex=True))
+    return found

@@ -176,7 +176,7 @@ def _candidates(
     far = near[0] + SPREAD * rng.standard_normal(near.shape)
     modes = sorted((laplace(surface, start, GLANCE) for start in (*near, *far)), key=_rank)
     modes = sorted(modes + [laplace(surface, mode.loc) for mode in _distinct(modes)[:FINALISTS]], key=_rank)
-    modes += [laplace(surface, start) for start in lookout(target, modes[0], jr.fold_in(key, 2))]
+    modes += [laplace(surface, start) for start in lookout(target, surface, modes[0], jr.fold_in(key, 2))]
     modes = sorted(modes, key=_rank)
     best = _distinct(modes)
     for mode in (best + best[:1] * MODES)[:MODES]:

@@ -16,6 +16,7 @@ from dmvi.starts._laplace import Mode, scale_from_precision
 from dmvi.targets import Target
 
 DRAWS = 1000  # of each component, to weigh it
+AT_ONCE = 2**23  # numbers that densities of all Gaussians at some draws take, which bounds the memory
 BALANCING = 50
 FITTINGS = 4
 EVEN = 0.97  # effective share of a component's draws above which moments cannot better it
@@ -137,8 +138,12 @@ def _draw(
         each = image_log_prob(affines, xi, symmetry)
         return xi, target.log_density(xi), shared_out(each), each[0]
 
-    keys = jr.split(key, (loc.shape[0], DRAWS))
-    return affines, *jax.vmap(jax.vmap(one, (None, 0)))(affines, keys)
+    modes, dim = loc.shape
+    images = 1 if symmetry is None else symmetry.order
+    at_once = max(1, AT_ONCE // (images * modes * modes * dim))
+    keys = jr.split(key, (loc.shape[0], DRAWS)).swapaxes(0, 1)
+    found = jax.lax.map(lambda keys: jax.vmap(one)(affines, keys), keys, batch_size=min(at_once, DRAWS))
+    return affines, *(part.swapaxes(0, 1) for part in found)
 
 
 class Cloud(NamedTuple):
@@ -213,8 +218,9 @@ class Cloud(NamedTuple):
         Even weights say that a Gaussian is right already, and then moments of a few draws are not as good.
         """
         log_ratio = self._log_ratio(log_weights)
-        total = logsumexp(log_weights[None, None] + self.log_g, axis=2, keepdims=True)
-        responsibility = np.exp(log_weights[None, None] + self.log_own - total)
+        # Among the Gaussians that made the draws: their images made none.
+        joint = log_weights[None, None] + self.log_own
+        responsibility = np.exp(joint - logsumexp(joint, axis=2, keepdims=True))
         weights = np.exp(log_weights[:, None] + log_ratio - np.max(log_ratio))
         loc, scale, uneven = loc.copy(), scale.copy(), np.flatnonzero(self.ess(log_weights) < EVEN)
         for k in uneven:
