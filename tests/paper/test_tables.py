@@ -161,6 +161,18 @@ def test_the_page_tells_of_errors_and_of_what_was_not_run(folder):
     assert "80 cells on a machine, 2 cores, one core a fit; Python; 2026-11-16" in page
 
 
+def test_beside_a_coverage_that_is_missed_stands_the_references(folder):
+    """Data sets whose truths lie where the posterior's own intervals do not expect them."""
+    store = Store(folder)
+    for method, share in (("diffusion", 0.9), ("nuts", 0.8)):
+        for replicate in (0, 1):
+            cell = store.cells[Job("mixture", "printed", 100, method, (replicate,), None).key(replicate)]
+            store.add(cell | {"row": cell["row"] | {"cover50": share}})
+    store.close()
+    page = write_page(folder, folder / "reproduction.md").read_text()
+    assert "Missed: Mixture model, N = 100: coverage of 50% intervals 0.90 (NUTS: 0.80)." in page
+
+
 def test_draws_that_are_not_finite_are_a_miss(folder):
     store = Store(folder)
     key = Job("mean", "printed", 100, "diffusion", (1,), None).key(1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmvi.paper._aggregate import Key, Line, gather, line_of
-from dmvi.paper._cells import Plan
+from dmvi.paper._cells import REFERENCE, Plan
 from dmvi.paper._methods import METHODS
 from dmvi.paper._models import MODELS, TITLES
 from dmvi.paper._page_texts import (
@@ -222,7 +222,8 @@ def _repaired(own: Mapping[Key, Sequence[Line]]) -> list[str]:
                 f"{line.trusted} of {line.judged}" if line.judged else "",
             ]
         )
-        misses += [f"{TITLES[model]}, N = {n}: {miss}" for miss in _misses(model, line, errors)]
+        exact = line_of(lines, "exact") or line_of(lines, REFERENCE)
+        misses += [f"{TITLES[model]}, N = {n}: {miss}" for miss in _misses(model, line, exact, errors)]
     if not rows:
         return ["## What the repaired method gives\n", "Not run yet: see the end of the page.\n"]
     heads = [
@@ -250,7 +251,8 @@ def _missed(asked: str, misses: Sequence[str]) -> str:
     return f"Asked for: {asked}. Missed: {'; '.join(misses) if misses else 'nothing'}.\n"
 
 
-def _misses(model: str, line: Line, errors: Sequence[float]) -> list[str]:
+def _misses(model: str, line: Line, exact: Line | None, errors: Sequence[float]) -> list[str]:
+    """What a line misses; beside a coverage stands that of the exact posterior, or of NUTS."""
     if line.finite < line.replicates:
         return [f"draws of {line.replicates - line.finite} of {line.replicates} fits are not all finite"]
     found = []
@@ -258,9 +260,11 @@ def _misses(model: str, line: Line, errors: Sequence[float]) -> list[str]:
         found.append(f"ratio {with_error(line.ratio, line.ratio_error, '.3f')}")
     if model.startswith("hierarchical") and line.distance > DISTANCE_BAR:
         found.append(f"W1 {line.distance:.3f}")
-    for share, level, error in ((line.cover50, 0.5, errors[0]), (line.cover90, 0.9, errors[1])):
+    for name, level, error in (("cover50", 0.5, errors[0]), ("cover90", 0.9, errors[1])):
+        share = getattr(line, name)
         if abs(share - level) > ERRORS * error:
-            found.append(f"coverage of {level:.0%} intervals {share:.2f}")
+            known = "" if exact is None else f" ({METHODS[exact.method].title}: {getattr(exact, name):.2f})"
+            found.append(f"coverage of {level:.0%} intervals {share:.2f}{known}")
     return found
 
 
