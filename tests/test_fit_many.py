@@ -12,6 +12,7 @@ import pytest
 
 import dmvi
 from dmvi._many_block import ROUND_LOOKS
+from dmvi.posterior import Verdict
 from dmvi.targets import as_target, family
 from dmvi.training import Lanes
 from tests.targets.models import SIGMA, Y, eight_schools
@@ -231,3 +232,25 @@ def test_an_interruption_keeps_what_is_there(monkeypatch):
     for y, posterior in zip(DATA, found, strict=True):
         mean, sd, _ = exact(y)
         assert posterior.sample(1000)["mu"].mean() == pytest.approx(mean, abs=0.3 * sd)
+
+
+def two_or_one_mode(x, apart):
+    """Modes of 70 and 30 % at -apart and apart."""
+    centres = jnp.array([[-1.0, 0.0], [1.0, 0.0]]) * apart
+    squares = -0.5 * jnp.sum((x[None] - centres) ** 2, axis=1)
+    return jax.nn.logsumexp(squares, b=jnp.array([0.7, 0.3]))
+
+
+def test_modes_that_searches_have_visited_and_a_fit_misses_are_told():
+    found = dmvi.fit_many(
+        two_or_one_mode, np.array([8.0, 0.0]), init=jnp.zeros(2), guide="full-rank", steps=60, progress=False
+    )
+    several, single = found
+    assert several.run.visited.shape == (2, 3, 2)
+    np.testing.assert_allclose(np.sort(several.run.visited[:, 0, 0]), [-8.0, 8.0], atol=1e-3)
+    np.testing.assert_allclose(np.abs(several.run.visited[:, 1:]), np.stack([np.eye(2)] * 2), atol=1e-3)
+    assert several.diagnostics.ess > 0.9  # the weights alone see nothing
+    assert several.diagnostics.missed > 0.2
+    assert several.verdict is Verdict.DO_NOT_TRUST
+    assert single.run.visited.shape == (0, 1, 0)
+    assert single.verdict is Verdict.TRUST

@@ -21,7 +21,7 @@ from dmvi._errors import InputError, memory_told
 from dmvi._grow import chosen, first_choice
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
-from dmvi._run import Run
+from dmvi._run import Run, no_modes
 from dmvi._team import Team
 from dmvi._train import Plan, train
 from dmvi.guides import (
@@ -171,7 +171,7 @@ def fit(
         guide_name=recipe.name,
         seed=int(seed),
         settings={**record, **made},
-        visited=np.zeros((0, 1, 0)) if start.visited is None else start.visited,
+        visited=no_modes() if start.visited is None else start.visited,
     )
     training = jax.tree.leaves(outcome.state)
     return Posterior(target, outcome.guide, run, keys[3], training=training)

@@ -19,7 +19,7 @@ from dmvi._errors import InputError, memory_told
 from dmvi._fit import STEPS, check_choices, fit_keys, recipe_of, settings_record
 from dmvi._many_block import Fitted, Plan, fit_block
 from dmvi._recipes import describe_base
-from dmvi._run import Run
+from dmvi._run import Run, no_modes
 from dmvi.guides import Guide, GuideRecipe, anchored
 from dmvi.objectives import Objective
 from dmvi.posterior import Posterior
@@ -186,6 +186,7 @@ def _result(
         guide_name=recipe.name,
         seed=seed,
         settings={**record, "base": describe_base(guide), "data_set": index},
+        visited=no_modes() if fitted.visited is None else fitted.visited,
     )
     target = dataclasses.replace(target, params=params)
     return Posterior(target, guide, run, fit_keys(seed)[3], training=outcome.state)

@@ -18,7 +18,7 @@ from dmvi._fit import fit_keys, training_settings
 from dmvi._run import Status
 from dmvi.guides import AnyAffine, GuideRecipe, anchored
 from dmvi.objectives import Objective
-from dmvi.starts import START_NAMES, WarmStarts, warm_starts
+from dmvi.starts import START_NAMES, WarmStarts, visited_by, warm_starts
 from dmvi.targets import Target
 from dmvi.training import (
     Budget,
@@ -45,12 +45,14 @@ class Fitted(NamedTuple):
         params: generative parameters.
         outcome: how it went.
         warm_start: name of the start that won.
+        visited: separate modes that its searches ended in, as in `Run`; None where there were not several.
     """
 
     guide: list[np.ndarray]
     params: dict[str, Any]
     outcome: LaneOutcome
     warm_start: str
+    visited: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def fit_block(targets: Sequence[Target], seeds: Sequence[int], plan: Plan, line:
     stacked = _stack([target.shared() for target in targets])
     keys = _keys(seeds)
     lanes = min(LANES_ON_CPU if jax.default_backend() == "cpu" else LANES, len(targets))
-    starts = _starts(stacked, keys.start, plan, lanes, line)
+    starts, visited = _starts(stacked, keys.start, plan, lanes, line)
     trained = Trained(_host(_guides(plan.recipe, _device(starts.affine), keys.guide)), starts.params)
     work = _Work(stacked, trained, keys.train, plan, line)
     for number in range(plan.rounds):
@@ -110,6 +112,7 @@ def fit_block(targets: Sequence[Target], seeds: Sequence[int], plan: Plan, line:
             _part(guides.params, i),
             work.outcomes[i],
             names[i],
+            visited[i],
         )
         for i in range(len(targets))
     ]
@@ -183,18 +186,25 @@ def _after(earlier: LaneOutcome | None, later: LaneOutcome) -> LaneOutcome:
     )
 
 
-def _starts(targets: Target, keys: Array, plan: Plan, lanes: int, line: Progress) -> WarmStarts:
+def _starts(
+    targets: Target, keys: Array, plan: Plan, lanes: int, line: Progress
+) -> tuple[WarmStarts, list[np.ndarray | None]]:
+    """Warm starts, and for each the separate modes that its searches ended in."""
     count = keys.shape[0]
     if not plan.recipe.warm:
         zeros = jnp.zeros((count, targets.dim))
         affine = jax.vmap(lambda loc: anchored(loc, loc + 1, full=False))(zeros)
-        return _host(WarmStarts(affine, targets.params, jnp.zeros(count, int), jnp.zeros(count)))
-    parts = []
+        start = WarmStarts(affine, targets.params, jnp.zeros(count, int), jnp.zeros(count), None)
+        return _host(start), [None] * count
+    parts, visited = [], []
     for block, size in _blocks(np.arange(count), lanes):
         line.note(f"warm starts: {block[0]} of {count}")
         found = warm_starts(_take(targets, block), keys[block], plan.recipe.name != "mean-field")
-        parts.append(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], found))
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        found = jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], found)
+        # With parameters to learn along, modes move.
+        visited += [None] * size if targets.params else visited_by(found.searched)
+        parts.append(found._replace(searched=None))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts), visited
 
 
 @compiled

@@ -12,7 +12,7 @@ import optax
 from dmvi._errors import InputError
 from dmvi._fit import PARTICLES, STEPS, fit_keys, training_settings
 from dmvi._recipes import recipe_from
-from dmvi._run import Status
+from dmvi._run import Run, Status
 from dmvi.guides import DiffusionGuide, GuideRecipe
 from dmvi.objectives import Objective
 from dmvi.posterior import Posterior
@@ -47,9 +47,9 @@ def resume(
     began = time.perf_counter()
     _check(posterior, steps, optimizer, objective)
     run = posterior.run
-    particles = int(run.settings.get("particles", PARTICLES))
+    particles = int(_setting(run, "particles", PARTICLES))
     settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective)
-    settings = settings.paced(float(run.settings.get("pace", 1.0)))
+    settings = settings.paced(_setting(run, "pace", 1.0))
     _, _, train_key, judge_key = fit_keys(run.seed)
     trained = Trained(posterior.guide, posterior.target.params)
     state = _state(posterior, trained, settings)
@@ -99,6 +99,17 @@ def _state(posterior: Posterior, trained: Trained, settings: Settings) -> State:
             "earlier version of dmvi; pass those of the fit, or fit again."
         )
     return jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in posterior.training])
+
+
+def _setting(run: Run, name: str, default: float) -> float:
+    """A positive number among the settings, which may come from a file."""
+    value = run.settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InputError(
+            f"expected a positive number for {name!r} in the settings of the fit; got {value!r}. The file "
+            "does not say how it was trained; fit again."
+        )
+    return value
 
 
 def _check(posterior: Posterior, steps: int, optimizer: object, objective: object) -> None:

@@ -21,6 +21,11 @@ class Status(enum.Enum):
     SETTLED = "the warm start left training nothing to gain and was kept"
 
 
+def no_modes() -> Float[np.ndarray, "modes rows dim"]:
+    """What stands for `visited` where searches did not end in several modes."""
+    return np.zeros((0, 1, 0))
+
+
 @dataclass(frozen=True)
 class Run:
     """Record of one fit.
@@ -50,4 +55,4 @@ class Run:
     guide_name: str
     seed: int
     settings: Mapping[str, Any] = field(default_factory=dict)
-    visited: Float[np.ndarray, "modes rows dim"] = field(default_factory=lambda: np.zeros((0, 1, 0)))
+    visited: Float[np.ndarray, "modes rows dim"] = field(default_factory=no_modes)

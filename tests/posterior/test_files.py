@@ -1,5 +1,6 @@
 """Files: draws after loading equal draws before, and no damaged file is ever taken for a fit."""
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -104,6 +105,11 @@ def test_what_cannot_go_on_says_why(fit, stored):
         dmvi.resume(fit, objective=dmvi.objectives.PathELBO())
     with pytest.raises(InputError, match="steps"):
         dmvi.resume(fit, steps=0)
+    for pace in ("fast", -1.0, float("inf"), True):
+        run = dataclasses.replace(fit.run, settings={**fit.run.settings, "pace": pace})
+        told = Posterior(fit.target, fit.guide, run, fit.key, training=fit.training)
+        with pytest.raises(InputError, match="positive number for 'pace'"):
+            dmvi.resume(told)
 
 
 def test_another_model_or_other_data_are_refused(path):

@@ -8,8 +8,8 @@ import pytest
 from jax.scipy.special import logsumexp
 
 import dmvi
-from dmvi.starts._laplace import Surface, laplace
-from dmvi.starts._modes import separate_modes
+from dmvi.starts._laplace import Surface, flat_below, laplace
+from dmvi.starts._modes import separate_modes, visited_modes
 from dmvi.targets import from_log_density
 
 
@@ -30,6 +30,36 @@ def gaussians(centres: np.ndarray, log_weights: np.ndarray, scale: float = 1.0):
         return logsumexp(weights + squares - x.size * (0.5 * jnp.log(2 * jnp.pi) + jnp.log(scale)))
 
     return log_density
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e5])
+def test_modes_are_found_in_coordinates_of_any_scale(scale):
+    """Slopes and curvatures are small everywhere where coordinates are large."""
+    centres = scale * np.array([[-10.0, 0.0], [10.0, 3.0]])
+    target = from_log_density(gaussians(centres, np.zeros(2), scale), jnp.zeros(2))
+    surface = Surface(target)
+    starts = 5 * scale * np.random.default_rng(0).normal(size=(8, 2))
+    visited = visited_modes(surface, [laplace(surface, start) for start in starts])
+    assert visited is not None
+    visited = visited[np.argsort(visited[:, 0, 0])]
+    np.testing.assert_allclose(visited[:, 0] / scale, centres / scale, atol=0.02)
+    np.testing.assert_allclose(visited[:, 1:] / scale, np.stack([np.eye(2)] * 2), atol=0.02)
+
+
+def test_a_flat_direction_is_told_by_the_largest_curvature():
+    for number in (np.asarray, jnp.asarray):
+        assert flat_below(number([4.0, 1e-9])) == pytest.approx(1e-8)
+        assert flat_below(number([-3e-10, 2e-10])) == pytest.approx(3e-18)
+        assert flat_below(number([0.0, 0.0])) == pytest.approx(1e-8)
+
+
+def test_costly_searches_run_a_few_at_a_time(monkeypatch):
+    centres = np.array([[-10.0, 0.0], [10.0, 3.0], [0.0, -12.0]])
+    density = gaussians(centres, np.zeros(3))
+    monkeypatch.setattr(dmvi.starts._modes, "AT_ONCE", 1)
+    found = modes_of(density, 2)
+    assert found is not None
+    assert len(found.log_weights) == 3
 
 
 def forty(seed: int = 1) -> np.ndarray:

@@ -39,8 +39,13 @@ def target_of(model, **data):
     return as_target(model, args=(), data=data, init=None)
 
 
+def symmetry_at_the_origin(target):
+    """With a mode at zero of unit scale."""
+    return symmetry_of(target, np.vstack([np.zeros(target.dim), np.eye(target.dim)])[None])
+
+
 def test_components_of_a_mixture():
-    found = symmetry_of(target_of(components, y=Y))
+    found = symmetry_at_the_origin(target_of(components, y=Y))
     assert found == Symmetry(3, (Block(0, (3,), 0, simplex=False), Block(4, (2,), 0, simplex=True)))
 
 
@@ -48,12 +53,28 @@ def test_components_of_a_mixture():
 def test_what_belongs_to_data(equal):
     """Groups of a hierarchy are told apart by their data; where these are equal nothing tells them apart."""
     y = np.array([1.0, 1.0, 1.0 if equal else 1.1], np.float32)
-    found = symmetry_of(target_of(schools, y=y))
+    found = symmetry_at_the_origin(target_of(schools, y=y))
     assert found == (Symmetry(3, (Block(1, (3,), 0, simplex=False),)) if equal else None)
 
 
 def test_priors_may_tell_components_apart():
-    assert symmetry_of(target_of(components, y=Y, ordered=True)) is None
+    assert symmetry_at_the_origin(target_of(components, y=Y, ordered=True)) is None
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_priors_of_large_scale_tell_components_apart_too(apart):
+    """At zero, a hundredth of an sd of all priors, nothing tells them apart; around the modes it does."""
+    y = 1e4 * np.concatenate([RNG.normal(3.0, 0.5, 10), RNG.normal(8.0, 0.5, 10)]).astype(np.float32)
+
+    def wide(y=None):
+        places = np.array([3e4, 8e4 if apart else 3e4], np.float32)
+        loc = numpyro.sample("loc", dist.Normal(places, 3e4).to_event(1))
+        mixed = dist.MixtureSameFamily(dist.Categorical(probs=jnp.ones(2) / 2), dist.Normal(loc, 5e3))
+        numpyro.sample("y", mixed.expand([20]).to_event(1), obs=y)
+
+    modes = np.stack([np.vstack([[low, high], 1.6e3 * np.eye(2)]) for low, high in ((3e4, 8e4), (8e4, 3e4))])
+    found = symmetry_of(target_of(wide, y=y), modes)
+    assert (found is None) == apart
 
 
 def test_the_axis_is_found():
@@ -63,7 +84,7 @@ def test_the_axis_is_found():
         rows = jnp.sum(x["a"] ** 4, axis=1) @ jnp.array([1.0, 2.0, 3.0])
         return -rows - jnp.sum(jnp.prod(x["a"], axis=0)) ** 2 - jnp.sum(x["b"] ** 2 * jnp.arange(1.0, 4.0))
 
-    found = symmetry_of(from_log_density(log_density, {"a": jnp.zeros((3, 3)), "b": jnp.zeros(3)}))
+    found = symmetry_at_the_origin(from_log_density(log_density, {"a": jnp.zeros((3, 3)), "b": jnp.zeros(3)}))
     assert found == Symmetry(3, (Block(0, (3, 3), 1, simplex=False),))
 
 
@@ -71,8 +92,8 @@ def test_a_density_that_is_finite_nowhere_has_none():
     nowhere = from_log_density(lambda x: -jnp.sum(x**2), jnp.zeros(3))
     broken = jax.tree.map(lambda leaf: leaf, nowhere)
     object.__setattr__(broken, "_log_density", lambda xi, params, batch: jnp.nan * jnp.sum(xi))
-    assert symmetry_of(nowhere) is not None
-    assert symmetry_of(broken) is None
+    assert symmetry_at_the_origin(nowhere) is not None
+    assert symmetry_at_the_origin(broken) is None
 
 
 def test_priors_may_tell_components_apart_among_many_rows():
@@ -85,7 +106,7 @@ def test_priors_may_tell_components_apart_among_many_rows():
             mixed = dist.MixtureSameFamily(dist.Categorical(probs=jnp.ones(3) / 3), dist.Normal(loc, 1.0))
             numpyro.sample("y", mixed.expand([5]).to_event(1), obs=y)
 
-    assert symmetry_of(target_of(many, y=Y[:5])) is None
+    assert symmetry_at_the_origin(target_of(many, y=Y[:5])) is None
 
 
 def test_empty_sites_and_rows_of_simplices():
@@ -94,7 +115,7 @@ def test_empty_sites_and_rows_of_simplices():
         rows = numpyro.sample("rows", dist.Dirichlet(jnp.ones(5)).expand([3]).to_event(1))
         numpyro.sample("y", dist.Normal(jnp.sum(rows**2), 1.0), obs=y)
 
-    found = symmetry_of(target_of(model, y=1.0))
+    found = symmetry_at_the_origin(target_of(model, y=1.0))
     assert found == Symmetry(3, (Block(0, (3, 4), 0, simplex=False),))
 
 
@@ -106,7 +127,7 @@ def test_the_most_coordinates_are_found_among_many_sites():
         return -jnp.sum(together) - jnp.sum(x["a"] ** 2 * jnp.arange(1.0, 4.0))
 
     init = {name: jnp.zeros(3) for name in ("a", *(f"b{i}" for i in range(7)))}
-    found = symmetry_of(from_log_density(log_density, init))
+    found = symmetry_at_the_origin(from_log_density(log_density, init))
     assert found is not None
     assert [block.start for block in found.blocks] == list(range(3, 24, 3))
 

@@ -97,6 +97,18 @@ class Guide(eqx.Module):
     def evidence(self, xi: Float[Array, " dim"], key: PRNGKeyArray | None = None) -> Float[Array, ""]:
         """log q(xi) at a given point; exact here, `key` is for guides that only bound it."""
 
+    def round_trip(self, key: PRNGKeyArray) -> Float[Array, ""]:
+        """|log q(xi) - log_q| of a draw whose log q(xi) is found by inversion; infinite where that fails.
+
+        Zero as far as rounding goes where the map from noise to draws is injective, as `log_q` has it. NaN
+        for a guide whose draws have no inverse to compare with.
+        """
+        if not self.exact:
+            return jnp.asarray(jnp.nan)
+        draw = self.draw(key)
+        error = jnp.abs(self.evidence(draw.xi) - draw.log_q)
+        return jnp.where(jnp.isnan(error), jnp.inf, error)
+
     def stages(self, key: PRNGKeyArray) -> Float[Array, "stages dim"]:
         """One draw on its way from noise: for a guide without steps the noise, then the draw."""
         draw = self.draw(key)

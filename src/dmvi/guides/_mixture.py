@@ -96,6 +96,10 @@ class Mixture(Guide):
         image = _images(self.symmetry, xi)[p]
         return self._component(k).evidence(image) + self._log_ratio(k, image)
 
+    def round_trip(self, key):
+        """That of the component, whose map is what has to be injective."""
+        return self._component(self._index(key, jnp.exp(self.log_weights.value))).round_trip(key)
+
     def _index(self, key: PRNGKeyArray, weights: Float[Array, " components"]) -> Int[Array, ""]:
         ends = jnp.cumsum(weights)
         place = jr.uniform(jr.fold_in(key, 7), (), ends.dtype)

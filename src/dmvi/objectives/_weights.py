@@ -63,3 +63,9 @@ def weigh_chunk(guide: Guide, target: Target, key: PRNGKeyArray, chunk: int) -> 
 def evidence_chunk(guide: Guide, xi: Float[Array, "n dim"]) -> Float[Array, " n"]:
     """log q of given points, by inverting the guide."""
     return jax.vmap(guide.evidence)(xi)
+
+
+@compiled
+def round_trip_chunk(guide: Guide, keys: PRNGKeyArray) -> Float[Array, " n"]:
+    """Errors of log q by inversion at fresh draws."""
+    return jax.vmap(guide.round_trip)(keys)

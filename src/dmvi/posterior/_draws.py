@@ -12,7 +12,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled, quick_options
 from dmvi.guides import Draw, Guide
-from dmvi.objectives import ROUND_TRIPS, Weighed, chunk_keys, chunk_size, evidence_chunk, weigh_chunk
+from dmvi.objectives import (
+    ROUND_TRIPS,
+    Weighed,
+    chunk_keys,
+    chunk_size,
+    evidence_chunk,
+    round_trip_chunk,
+    weigh_chunk,
+)
 from dmvi.targets import Target
 
 
@@ -88,6 +96,10 @@ class Draws:
         """log q(xi) by inverting the guide; in chunks of the size that diagnostics have compiled."""
         chunk = min(self._chunk, ROUND_TRIPS)
         return _over_rows(lambda rows: evidence_chunk(self._guide, rows), xi, chunk)
+
+    def round_trips(self, key: PRNGKeyArray) -> Float[np.ndarray, " n"]:
+        """Errors of log q by inversion at fresh draws; NaN for a guide that has no inverse."""
+        return np.asarray(round_trip_chunk(self._guide, jax.random.split(key, ROUND_TRIPS)), float)
 
     def constrain(self, xi: Float[np.ndarray, "n dim"]) -> dict[str, np.ndarray]:
         """The model's variables at each xi, in the model's own order."""

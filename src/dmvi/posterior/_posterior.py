@@ -90,7 +90,8 @@ class Posterior(Views):
         if self._known is not None:
             return self._known
         weighed = weigh_enough(self._draws, self._diagnostics_key, _KEPT_NUMBERS // self.target.dim)
-        return diagnose(self._draws, self.run, weighed, self.names), weighed.log_w
+        again = jax.random.fold_in(self._diagnostics_key, 1)
+        return diagnose(self._draws, self.run, weighed, self.names, again), weighed.log_w
 
     @property
     def diagnostics(self) -> Diagnostics:

@@ -190,7 +190,7 @@ class Views(abc.ABC):
             "log evidence": f"{d.log_evidence:.3f} +- {d.log_evidence_se:.3f} (gap {d.gap:.3f} nats)",
             "k-hat": f"{d.khat:.2f}",
             "ESS": f"{d.ess:.3f} of each of {d.draws:,} draws",
-            "round trip": "none: weights are those of whole paths, or of components"
+            "round trip": "none: weights are those of whole paths"
             if np.isnan(d.round_trip_error)
             else f"{d.round_trip_error:.1e} nats at most",
             "training": f"{d.seconds:.1f} s, {d.steps:,} steps; {d.status.value}",

@@ -5,6 +5,7 @@ from dmvi.starts._high_dimension import HIGH_DIMENSION as HIGH_DIMENSION
 from dmvi.starts._high_dimension import high_dimensional_start as high_dimensional_start
 from dmvi.starts._many import START_NAMES as START_NAMES
 from dmvi.starts._many import WarmStarts as WarmStarts
+from dmvi.starts._many import visited_by as visited_by
 from dmvi.starts._many import warm_starts as warm_starts
 from dmvi.starts._streamed import streamed_start as streamed_start
 from dmvi.starts._warm_start import WarmStart as WarmStart

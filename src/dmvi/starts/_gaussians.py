@@ -38,7 +38,6 @@ from dmvi.training import Settings, Trained, default_optimizer
 FEWEST_MODES = 2
 HOPELESS = 25.0  # nats below the guide there is, from which modes with Laplace's Gaussians do not matter
 WORSE = 2.0  # nats below it after a stage of training, from which no further ones are tried
-ROUNDS = 8  # of searches: small modes are many, and what no Gaussian begins near is found by none
 GAINED = 0.3  # nats that training a network on each Gaussian can be expected to gain
 IDLE = 0.1  # share of the mean weight below which a Gaussian is moved to where mass is lacking
 STAGES = 4
@@ -75,7 +74,7 @@ def overlapping_modes(
     if visited is None or target.dim > LARGEST_DIM or target.subsampled or target.params:
         return None
     search_key, first_key, fill_key, *stage_keys = children(key, 3 + 2 * STAGES)
-    surface, symmetry = Surface(target), symmetry_of(target)
+    surface, symmetry = Surface(target), symmetry_of(target, visited)
     with small_matrices(surface):
         modes = known_modes(surface, [mode[0] for mode in visited])
         if len(modes) < FEWEST_MODES:
@@ -84,7 +83,7 @@ def overlapping_modes(
         if gaussians_of(target, modes, symmetry, first_key).elbo < single - HOPELESS:
             return None
         rng = np.random.default_rng(seed_of(search_key))
-        modes = all_modes(target, surface, modes, symmetry, rng, ROUNDS)
+        modes = all_modes(target, surface, modes, symmetry, rng, deadline)
     rng = np.random.default_rng(seed_of(fill_key))
     loc, scale, log_weights = _filled(modes, rng)
     cloud = cloud_of(target, loc, scale, symmetry, first_key)

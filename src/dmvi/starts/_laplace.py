@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from dmvi.targets._target import Target
 
 MAX_ITERATIONS = 100
 LARGEST_SD = 1e4
+NO_CURVATURE = 1e-24  # sds beyond 1e12
+SLOPE = 1e-5  # at which a search ends, or this share of the slope that it began with
 NOWHERE = 1e30  # stands for -log pi where that is not finite
 
 
@@ -59,6 +61,12 @@ def _names(jaxpr: Jaxpr) -> Iterator[str]:
             yield from _names(inner)
 
 
+def numbers_of(target: Target) -> int:
+    """How many numbers log pi alone forms on the way, a measure of the memory that a draw takes."""
+    xi = jax.ShapeDtypeStruct((target.dim,), jnp.result_type(float))
+    return _numbers(jax.make_jaxpr(target.log_density)(xi).jaxpr)
+
+
 def _numbers(jaxpr: Jaxpr) -> int:
     """Sizes of all results in a program, those of a loop as often as it is gone through."""
     total = 0
@@ -77,10 +85,21 @@ class Mode(NamedTuple):
     log_evidence: float
 
 
+def flat_below(curvatures: Any) -> Any:
+    """The curvature below which a direction is flat: LARGEST_SD^-2, or that share of the largest of all.
+
+    Of NumPy or JAX arrays. Where every direction is wide, as in coordinates of large scale, none is flat;
+    where none curves at all, all are.
+    """
+    largest = abs(curvatures).max()
+    curved = largest > NO_CURVATURE
+    return LARGEST_SD**-2 * (curved * largest + ~curved).clip(max=1.0)
+
+
 def laplace(surface: Surface, start: np.ndarray, iterations: int = MAX_ITERATIONS) -> Mode:
     r"""Laplace's approximation at the mode that L-BFGS finds from `start` in so many iterations.
 
-    log Z ~ log pi(mode) - 1/2 log |H / 2 pi|, the curvatures of H cut at LARGEST_SD^-2. Where the search
+    log Z ~ log pi(mode) - 1/2 log |H / 2 pi|, the curvatures of H cut where they are flat. Where the search
     or the Hessian leaves the finite, the start itself with unit curvature stands in, at evidence zero.
     """
     loc, log_pi = climb(surface, start, iterations)
@@ -88,7 +107,8 @@ def laplace(surface: Surface, start: np.ndarray, iterations: int = MAX_ITERATION
     if not (np.isfinite(loc).all() and np.isfinite(precision).all() and np.isfinite(log_pi)):
         return Mode(start, np.eye(start.size), -np.inf)
     precision = 0.5 * (precision + precision.T)
-    curvatures = np.clip(np.linalg.eigvalsh(precision), LARGEST_SD**-2, None)
+    curvatures = np.linalg.eigvalsh(precision)
+    curvatures = np.maximum(curvatures, flat_below(curvatures))
     return Mode(loc, precision, log_pi - 0.5 * np.sum(np.log(curvatures / (2 * np.pi))))
 
 
@@ -106,7 +126,13 @@ def climb(
             return NOWHERE, np.zeros_like(x)
         return -value, -np.nan_to_num(gradient)
 
-    options = {"maxiter": iterations, "maxfun": 2 * iterations}
+    # In coordinates of large scale slopes are small everywhere.
+    steepest = float(np.max(np.abs(negative(start)[1])))
+    options = {
+        "maxiter": iterations,
+        "maxfun": 2 * iterations,
+        "gtol": SLOPE * min(steepest, 1.0),
+    }
     passed = None if way is None else lambda x: way.append(np.array(x))
     found = scipy.optimize.minimize(
         negative, start, jac=True, method="L-BFGS-B", options=options, callback=passed
@@ -117,12 +143,13 @@ def climb(
 def scale_from_precision(precision: np.ndarray, *, full: bool) -> np.ndarray:
     """S with S S^T = precision^-1, lower triangular or diagonal, over-wide directions cut.
 
-    Directions of small or negative curvature have no sd of their own; they get at most LARGEST_SD.
+    Directions that are flat or curve upwards have no sd of their own; they get the largest that is not flat.
     """
     if not full:
-        return 1 / np.sqrt(np.clip(np.diagonal(precision), LARGEST_SD**-2, None))
+        diagonal = np.diagonal(precision)
+        return 1 / np.sqrt(np.maximum(diagonal, flat_below(diagonal)))
     values, vectors = np.linalg.eigh(precision)
-    root = vectors / np.sqrt(np.clip(values, LARGEST_SD**-2, None))
+    root = vectors / np.sqrt(np.maximum(values, flat_below(values)))
     triangle = np.asarray(np.linalg.qr(root.T, mode="r")).T
     signs = np.sign(np.diagonal(triangle))
     return triangle * np.where(signs == 0, 1.0, signs)

@@ -6,7 +6,7 @@ For each target, as `warm_start` does for one: modes by damped Newton steps from
 
 lambda smaller after a step that climbs and larger after one that does not; Laplace's Gaussian at the two
 modes of most evidence and two broad Gaussians are improved by Gaussian VI; the best by ELBO is improved
-again.
+again. All modes that searches end in are handed on, so that a verdict can tell when a guide has missed one.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dmvi._compile import compiled
 from dmvi.guides import AnyAffine, anchored
 from dmvi.objectives import PathELBO
-from dmvi.starts._laplace import LARGEST_SD
+from dmvi.starts._laplace import Mode, flat_below
+from dmvi.starts._modes import STATIONARY, modes_apart
 from dmvi.starts._warm_start import BROAD_SCALES, LEARNING_RATE, PARTICLES, improved
 from dmvi.targets import Target
 from dmvi.training import Settings, default_optimizer
@@ -39,13 +41,22 @@ def _settings(steps: int) -> Settings:
 FIRST, SECOND = _settings(400), _settings(800)
 
 
+class Searched(NamedTuple):
+    """Where searches ended, the precision there and Laplace's log evidence: minus infinity at no mode."""
+
+    loc: Float[Array, "*targets searches dim"]
+    precision: Float[Array, "*targets searches dim dim"]
+    log_evidence: Float[Array, "*targets searches"]
+
+
 class WarmStarts(NamedTuple):
-    """Whitened coordinates, generative parameters, and which candidate won, stacked over targets."""
+    """Whitened coordinates, generative parameters, which candidate won, and where searches ended, stacked."""
 
     affine: AnyAffine
     params: dict[str, Array]
     candidate: Int[Array, " targets"]
     elbo: Float[Array, " targets"]
+    searched: Searched | None
 
 
 @compiled
@@ -62,22 +73,29 @@ def warm_starts(targets: Target, keys: PRNGKeyArray, full: bool) -> WarmStarts:
 
 def _warm_start(target: Target, key: PRNGKeyArray, *, full: bool) -> WarmStarts:
     start_key, first_key, second_key = jr.split(key, 3)
-    loc, scale = _candidates(target, start_key, full=full)
+    loc, scale, searched = _candidates(target, start_key, full=full)
     affines = jax.vmap(lambda loc, scale: anchored(loc, scale, full=full))(loc, scale)
     stage = jax.vmap(lambda affine: improved(affine, target.params, target, first_key, FIRST))
     affines, params, elbos = stage(affines)
     winner = jnp.argmax(jnp.where(jnp.isfinite(elbos), elbos, -jnp.inf))
     affine, params = jax.tree.map(lambda leaf: leaf[winner], (affines, params))
     affine, params, elbo = improved(affine, params, target, second_key, SECOND)
-    return WarmStarts(affine, params, winner, elbo)
+    return WarmStarts(affine, params, winner, elbo, searched)
 
 
-def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> tuple[Array, Array]:
-    """Locations and scales to begin from, in the order of START_NAMES."""
+def visited_by(searched: Searched) -> list[Float[np.ndarray, "modes rows dim"] | None]:
+    """For each target the distinct modes that its searches ended in; None where all ended in one."""
+    parts = (np.asarray(part, float) for part in searched)
+    every = ([Mode(*one) for one in zip(*each, strict=True)] for each in zip(*parts, strict=True))
+    return [modes_apart([mode for mode in modes if np.isfinite(mode.log_evidence)]) for modes in every]
+
+
+def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> tuple[Array, Array, Searched]:
+    """Locations and scales to begin from, in the order of START_NAMES, and all that was found."""
     starts = jax.vmap(target.start)(jr.split(key, TRIED_STARTS))
     values = jax.vmap(target.log_density)(starts)
     starts = starts[jnp.argsort(jnp.where(jnp.isfinite(values), -values, jnp.inf))]
-    modes, precisions, evidences = jax.vmap(lambda start: _mode(target, start))(starts[:SEARCHES])
+    (modes, precisions, evidences), proper = jax.vmap(lambda start: _mode(target, start))(starts[:SEARCHES])
     best = jnp.argmax(evidences)
     other = jnp.argmax(jnp.where(evidences < evidences[best] - SAME, evidences, -jnp.inf))
     kept = jnp.stack([best, other])
@@ -85,21 +103,25 @@ def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> tuple[Array
     narrow, wide = (jnp.full(target.dim, scale, starts.dtype) for scale in BROAD_SCALES)
     broad = jnp.stack([jnp.diag(narrow), jnp.diag(wide)] if full else [narrow, wide])
     scales = jax.vmap(lambda precision: scale_of(precision, full=full))(precisions[kept])
-    return loc, jnp.concatenate([broad, scales])
+    searched = Searched(modes, precisions, jnp.where(proper, evidences, -jnp.inf))
+    return loc, jnp.concatenate([broad, scales]), searched
 
 
-def _mode(target: Target, start: Float[Array, " dim"]) -> tuple[Array, Array, Array]:
-    """Where Newton's steps lead, the precision there and Laplace's log evidence.
+def _mode(target: Target, start: Float[Array, " dim"]) -> tuple[tuple[Array, Array, Array], Bool[Array, ""]]:
+    """Where Newton's steps lead, the precision there and Laplace's log evidence; whether that is a mode.
 
     The start itself with unit curvature, at evidence zero, stands in where a search leaves the finite.
     """
     x = climb(target, start)
-    value, precision = target.log_density(x), -target.hessian(x)
+    (value, gradient), precision = jax.value_and_grad(target.log_density)(x), -target.hessian(x)
     usable = jnp.isfinite(value) & jnp.all(jnp.isfinite(precision))
     precision = jnp.where(usable, 0.5 * (precision + precision.T), jnp.eye(target.dim, dtype=x.dtype))
-    curvatures = jnp.maximum(jnp.linalg.eigvalsh(precision), LARGEST_SD**-2)
-    evidence = value - 0.5 * jnp.sum(jnp.log(curvatures / (2 * jnp.pi)))
-    return jnp.where(usable, x, start), precision, jnp.where(usable, evidence, -jnp.inf)
+    curvatures, vectors = jnp.linalg.eigh(precision)
+    safe = jnp.maximum(curvatures, flat_below(curvatures))
+    evidence = value - 0.5 * jnp.sum(jnp.log(safe / (2 * jnp.pi)))
+    stationary = jnp.sum((vectors.T @ gradient) ** 2 / safe) < STATIONARY
+    proper = usable & (curvatures[0] > flat_below(curvatures)) & stationary
+    return (jnp.where(usable, x, start), precision, jnp.where(usable, evidence, -jnp.inf)), proper
 
 
 def climb(target: Target, start: Float[Array, " dim"]) -> Float[Array, " dim"]:
@@ -125,9 +147,10 @@ def climb(target: Target, start: Float[Array, " dim"]) -> Float[Array, " dim"]:
 def scale_of(precision: Float[Array, "dim dim"], *, full: bool) -> Array:
     """As `scale_from_precision`, on the device."""
     if not full:
-        return jax.lax.rsqrt(jnp.maximum(jnp.diagonal(precision), LARGEST_SD**-2))
+        diagonal = jnp.diagonal(precision)
+        return jax.lax.rsqrt(jnp.maximum(diagonal, flat_below(diagonal)))
     values, vectors = jnp.linalg.eigh(precision)
-    root = vectors * jax.lax.rsqrt(jnp.maximum(values, LARGEST_SD**-2))[None, :]
+    root = vectors * jax.lax.rsqrt(jnp.maximum(values, flat_below(values)))[None, :]
     triangle = jnp.linalg.qr(root.T, mode="r").T
     signs = jnp.where(jnp.diagonal(triangle) < 0, -1.0, 1.0)
     return triangle * signs[None, :]

@@ -5,6 +5,8 @@ Where searches end in several modes, far apart and of comparable evidence by Lap
 many searches run side by side on the device until a round finds nothing new.
 """
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dmvi._compile import compiled
 from dmvi._random import seed_of
 from dmvi.guides import Symmetry
-from dmvi.starts._laplace import LARGEST_SD, Mode, Surface, laplace, scale_from_precision
+from dmvi.starts._laplace import Mode, Surface, flat_below, laplace, scale_from_precision
 from dmvi.starts._symmetries import images_of, nearest_images
 from dmvi.starts._weighed import Modes, fitted_gaussians
 from dmvi.targets import Target
@@ -34,6 +36,7 @@ NEGLIGIBLE = 7.0  # nats of Laplace's evidence below the best at which a mode is
 MARGIN = 0.25  # of the range of the modes found, by which the next round looks beyond it
 SLACK = 1.0  # nats by which training may be expected to raise a mixture's ELBO more than one Gaussian's
 MOST = 64
+AT_ONCE = 2**28  # numbers that searches side by side may form, which bounds the memory
 MOST_VISITED = 16  # modes whose neighbourhood the verdict looks at
 
 
@@ -92,7 +95,12 @@ def one_of_each(surface: Surface, symmetry: Symmetry | None, modes: list[Mode]) 
 
 def visited_modes(surface: Surface, searched: list[Mode]) -> Float[np.ndarray, "modes rows dim"] | None:
     """Places and scales of the distinct modes that searches ended in; None where all ended in one."""
-    known = _distinct(_proper(surface, searched))[:MOST_VISITED]
+    return modes_apart(_proper(surface, searched))
+
+
+def modes_apart(modes: list[Mode]) -> Float[np.ndarray, "modes rows dim"] | None:
+    """Places and scales of those that are distinct; None where there are not two."""
+    known = _distinct(modes)[:MOST_VISITED]
     if len(known) < 2:
         return None
     scales = [scale_from_precision(mode.precision, full=True) for mode in known]
@@ -105,15 +113,17 @@ def all_modes(
     known: list[Mode],
     symmetry: Symmetry | None,
     rng: np.random.Generator,
-    rounds: int = ROUNDS,
+    deadline: float = np.inf,
 ) -> list[Mode]:
-    """Modes that matter, best first, by rounds of searches until nothing is new or rounds are over.
+    """Modes that matter, best first, by rounds of searches until nothing is new or rounds or time are over.
 
     The first is around the best of those that are known, the next over the range of all.
     """
     count = max(SEARCHES // target.dim, FEWEST_SEARCHES)
     starts = _around(known[0], SPREADS * (count // len(SPREADS)), rng)
-    for round_number in range(rounds):
+    for round_number in range(ROUNDS):
+        if time.perf_counter() > deadline:
+            break
         before = len(known)
         known = _distinct(known + _climbed(target, surface, starts, known, symmetry))
         if round_number > 0 and len(known) == before:
@@ -131,7 +141,9 @@ def _climbed(
     target: Target, surface: Surface, starts: np.ndarray, known: list[Mode], symmetry: Symmetry | None
 ) -> list[Mode]:
     """Modes that a round of searches ends in, those it knows left out before they are looked at closely."""
-    ends, evidences = _climb(target, jnp.asarray(starts.astype(surface.dtype)))
+    # A Hessian forms the numbers of a gradient once for each coordinate.
+    at_once = int(np.clip(AT_ONCE // (surface.numbers() * (target.dim + 1)), 1, len(starts)))
+    ends, evidences = _climb(target, jnp.asarray(starts.astype(surface.dtype)), at_once)
     evidences = np.asarray(evidences, float)
     ends = nearest_images(symmetry, np.asarray(ends, float), known[0])
     found: list[Mode] = []
@@ -144,7 +156,9 @@ def _climbed(
 
 
 @compiled
-def _climb(target: Target, starts: Float[Array, "n dim"]) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
+def _climb(
+    target: Target, starts: Float[Array, "n dim"], at_once: int
+) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
     """Damped Newton steps uphill side by side: where they end, and Laplace's evidence there.
 
     Curvatures enter steps by their absolute value. Minus infinity where the end is no mode.
@@ -160,19 +174,21 @@ def _climb(target: Target, starts: Float[Array, "n dim"]) -> tuple[Float[Array, 
         def iterate(_, state):
             x, damping = state
             value, slopes, curvatures, vectors = model(x)
-            trial = x + damping * vectors @ (slopes / jnp.maximum(jnp.abs(curvatures), LARGEST_SD**-2))
+            bends = jnp.maximum(jnp.abs(curvatures), flat_below(curvatures))
+            trial = x + damping * vectors @ (slopes / bends)
             better = target.log_density(trial) >= value
             damping = jnp.where(better, jnp.minimum(2 * damping, 1.0), 0.25 * damping)
             return jnp.where(better, trial, x), damping
 
         x, _ = jax.lax.fori_loop(0, ITERATIONS, iterate, (x, jnp.ones((), x.dtype)))
         value, slopes, curvatures, _ = model(x)
-        safe = jnp.maximum(curvatures, LARGEST_SD**-2)
-        mode = jnp.all(curvatures > LARGEST_SD**-2) & (jnp.sum(slopes**2 / safe) < SAME)
+        flat = flat_below(curvatures)
+        safe = jnp.maximum(curvatures, flat)
+        mode = jnp.all(curvatures > flat) & (jnp.sum(slopes**2 / safe) < SAME)
         evidence = value - 0.5 * jnp.sum(jnp.log(safe / (2 * jnp.pi)))
         return x, jnp.where(mode & jnp.isfinite(evidence), evidence, -jnp.inf)
 
-    return jax.vmap(one)(starts)
+    return jax.lax.map(one, starts, batch_size=at_once)
 
 
 def _proper(surface: Surface, modes: list[Mode]) -> list[Mode]:
@@ -182,7 +198,7 @@ def _proper(surface: Surface, modes: list[Mode]) -> list[Mode]:
         if not np.isfinite(mode.log_evidence):
             continue
         curvatures, vectors = np.linalg.eigh(mode.precision)
-        if curvatures[0] <= LARGEST_SD**-2:
+        if curvatures[0] <= flat_below(curvatures):
             continue
         slope = vectors.T @ surface.value_and_gradient(mode.loc)[1]
         if np.sum(slope**2 / curvatures) < STATIONARY:

@@ -3,7 +3,7 @@ r"""Gaussians along the way to a mode, of which the best by ELBO is taken: multi
 In hierarchies the mode is useless or infinite, but a search passes good places on the way there. At points x
 of the ways of several searches, with g and H the slope and the negative Hessian of log pi there,
 
-    N(x + |H|^-1 g, |H|^-1),   |H| = sum_j max(|h_j|, 1 / LARGEST_SD^2) v_j v_j^T,
+    N(x + |H|^-1 g, |H|^-1),   |H| = sum_j max(|h_j|, flat) v_j v_j^T,
 
 a step of Newton's that goes uphill whatever the curvature; h_j, v_j are the eigenpairs of H. The method is
 that of Zhang, Carpenter, Gelman and Vehtari (2022), with exact Hessians, as there are few points.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dmvi.starts._laplace import LARGEST_SD, NOWHERE, Surface, climb
+from dmvi.starts._laplace import NOWHERE, Surface, climb, flat_below
 
 PATHS = 4
 ITERATIONS = 60
@@ -59,7 +59,7 @@ def _gaussian(surface: Surface, x: np.ndarray, noise: Float[np.ndarray, "draws d
     if not (np.isfinite(slope).all() and np.isfinite(hessian).all()):
         return None
     curvatures, vectors = np.linalg.eigh(-0.5 * (hessian + hessian.T))
-    sds = np.maximum(np.abs(curvatures), LARGEST_SD**-2) ** -0.5
+    sds = np.maximum(np.abs(curvatures), flat_below(curvatures)) ** -0.5
     loc = x + vectors @ (sds**2 * (vectors.T @ slope))
     values = [surface.value_and_gradient(loc + vectors @ (sds * z))[0] for z in noise]
     entropy = np.sum(np.log(sds)) + 0.5 * np.mean(np.sum(noise**2, axis=1))

@@ -1,8 +1,8 @@
 r"""Which entries of a model's sites may change places without changing the posterior.
 
-Asked of the density itself: for a candidate, log pi(T_p xi) = log pi(xi) at random points, for a swap and a
-turn of all entries, which together make every permutation. A wrong answer would cost accuracy and not
-validity: weights of a guide that is symmetric hold for any posterior.
+Asked of the density itself: for a candidate, log pi(T_p xi) = log pi(xi) at random points around modes,
+where the posterior is, for a swap and a turn of all entries, which together make every permutation. A wrong
+answer would cost accuracy and not validity: weights of a guide that is symmetric hold for any posterior.
 """
 
 import itertools
@@ -18,21 +18,27 @@ from dmvi.guides import LARGEST_COUNT, Block, Symmetry
 from dmvi.starts._laplace import Mode
 from dmvi.targets import Target
 
-POINTS = 4
+POINTS = 6
 MOST_CANDIDATES = 48
 MOST_CHOICES = 4096  # of sites and axes that are listed before the largest are tried
 RELATIVE = 100.0  # tolerance of the comparison in rounding errors of the density
 LEAST, MOST = 1e-3, 0.1  # and in nats: below them rounding, above them a prior that tells labels apart
 
 
-def symmetry_of(target: Target) -> Symmetry | None:
-    """Permutations that leave the density as it is, of these the ones that move most coordinates, or None."""
+def symmetry_of(target: Target, modes: Float[np.ndarray, "modes rows dim"]) -> Symmetry | None:
+    """Permutations that leave the density as it is, of these the ones that move most coordinates, or None.
+
+    Args:
+        target: the density.
+        modes: the place of each, and below it the scale of its Gaussian.
+    """
     candidates = _candidates(target)
     if not candidates:
         return None
-    points = jnp.asarray(
-        np.random.default_rng(0).standard_normal((POINTS, target.dim)), jnp.result_type(float)
-    )
+    rng = np.random.default_rng(0)
+    around = itertools.islice(itertools.cycle(modes), POINTS)
+    near = [mode[0] + mode[1:] @ rng.standard_normal(target.dim) for mode in around]
+    points = jnp.asarray(np.stack(near), jnp.result_type(float))
     moved = [points]
     for symmetry in candidates:
         for permutation in _generators(symmetry.count):

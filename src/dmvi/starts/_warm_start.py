@@ -130,8 +130,9 @@ def _with_modes(
     key: PRNGKeyArray,
 ) -> WarmStart:
     """With Gaussians of separate modes, or with the images of the best Gaussian, where there are any."""
-    symmetry = None if start.visited is None or target.dim > LARGEST_DIM else symmetry_of(target)
-    images = None
+    symmetry = images = None
+    if start.visited is not None and target.dim <= LARGEST_DIM:
+        symmetry = symmetry_of(target, start.visited)
     if symmetry is not None:
         assert isinstance(start.affine, Affine)
         images = in_all_labellings(target, start.affine, symmetry, key)

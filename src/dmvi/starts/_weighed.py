@@ -12,11 +12,12 @@ from scipy.special import logsumexp
 from dmvi._compile import compiled
 from dmvi._random import children
 from dmvi.guides import Affine, Gaussian, Symmetry, anchored, image_log_prob, shared_out
-from dmvi.starts._laplace import Mode, scale_from_precision
+from dmvi.starts._laplace import Mode, numbers_of, scale_from_precision
 from dmvi.targets import Target
 
 DRAWS = 1000  # of each component, to weigh it
 AT_ONCE = 2**23  # numbers that densities of all Gaussians at some draws take, which bounds the memory
+OF_THE_TARGET = 2**28  # and those that the target's own density may form
 BALANCING = 50
 FITTINGS = 4
 EVEN = 0.97  # effective share of a component's draws above which moments cannot better it
@@ -107,9 +108,16 @@ def cloud_of(
     target: Target, loc: np.ndarray, scale: np.ndarray, symmetry: Symmetry | None, key: PRNGKeyArray
 ) -> "Cloud":
     """DRAWS draws of each of some Gaussians."""
-    dtype = jnp.result_type(float)
+    dtype, (modes, dim) = jnp.result_type(float), loc.shape
+    images = 1 if symmetry is None else symmetry.order
+    at_once = min(AT_ONCE // (images * modes * modes * dim), OF_THE_TARGET // (modes * numbers_of(target)))
     affines, xi, log_pi, log_g, log_own = _draw(
-        target, jnp.asarray(loc.astype(dtype)), jnp.asarray(scale.astype(dtype)), symmetry, key
+        target,
+        jnp.asarray(loc.astype(dtype)),
+        jnp.asarray(scale.astype(dtype)),
+        symmetry,
+        int(np.clip(at_once, 1, DRAWS)),
+        key,
     )
     log_pi = np.asarray(log_pi, float)
     return Cloud(
@@ -128,6 +136,7 @@ def _draw(
     loc: Float[Array, "modes dim"],
     scale: Float[Array, "modes dim dim"],
     symmetry: Symmetry | None,
+    at_once: int,
     key: PRNGKeyArray,
 ) -> tuple[Affine, Array, Array, Array, Array]:
     """The Gaussians, draws of each, and log pi, every log g_k shared out and every log g_k itself there."""
@@ -138,11 +147,8 @@ def _draw(
         each = image_log_prob(affines, xi, symmetry)
         return xi, target.log_density(xi), shared_out(each), each[0]
 
-    modes, dim = loc.shape
-    images = 1 if symmetry is None else symmetry.order
-    at_once = max(1, AT_ONCE // (images * modes * modes * dim))
     keys = jr.split(key, (loc.shape[0], DRAWS)).swapaxes(0, 1)
-    found = jax.lax.map(lambda keys: jax.vmap(one)(affines, keys), keys, batch_size=min(at_once, DRAWS))
+    found = jax.lax.map(lambda keys: jax.vmap(one)(affines, keys), keys, batch_size=at_once)
     return affines, *(part.swapaxes(0, 1) for part in found)
 
 
