@@ -2,12 +2,24 @@
 
 import gzip
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dmvi import InputError
 from dmvi.paper import METHODS, MODELS, Plan
-from dmvi.paper._cells import PACKED, RESULTS, STORE, Job, Store, check_plan, refresh, whole_lines
+from dmvi.paper._cells import (
+    PACKED,
+    RESULTS,
+    STORE,
+    Job,
+    Store,
+    check_plan,
+    check_same_data,
+    refresh,
+    whole_lines,
+)
 from dmvi.paper._estimate import expected_seconds, spoken, total_seconds
 
 PLAN = Plan(models=("mean", "mixture"), methods=("exact", "advi", "dmvi-50-10-1"), sizes=(100,), replicates=2)
@@ -37,7 +49,7 @@ def test_replicates_trained_together_are_one_job():
     assert {job.method for job in together} == {"dmvi-50-10-1"}
     assert {job.method for job in jobs if job.model == "mixture"} == {"nuts", "advi", "dmvi-50-10-1"}
     for job in jobs:
-        needs = [f"mixture/printed/own/100/nuts/{replicate}" for replicate in job.replicates]
+        needs = [f"mixture/printed/own/100/nuts-r2/{replicate}" for replicate in job.replicates]
         waits = job.model == "mixture" and job.method != "nuts"
         assert job.reference_keys() == (needs if waits else [])
 
@@ -66,6 +78,40 @@ def test_cells_of_an_earlier_revision_do_not_count(tmp_path):
     again = Store(tmp_path)
     assert list(again.cells) == [now]
     again.close()
+
+
+def test_cells_measured_by_an_earlier_reference_do_not_count(tmp_path, monkeypatch):
+    job = Job("mixture", "printed", 100, "advi", (0,), None)
+    exactly = Job("mean", "printed", 100, "advi", (0,), None)
+    store = Store(tmp_path)
+    for one in (job, exactly):
+        row = a_cell()["row"] | {"model": one.model, "method": "advi"}
+        store.add({"key": one.key(0), "row": row, "coordinates": {}})
+    store.close()
+    raised = replace(METHODS["nuts"], revision=METHODS["nuts"].revision + 1)
+    monkeypatch.setitem(METHODS, "nuts", raised)
+    again = Store(tmp_path)
+    assert list(again.cells) == [exactly.key(0)]
+    again.close()
+
+
+def test_given_data_are_told_apart_by_what_they_are(tmp_path):
+    """Not by the folder that they are in."""
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "mean_model_6.npz", y=np.full((6, 5), value), truth_u=np.zeros(5))
+    plans = [
+        Plan(("mean",), ("advi",), sizes=(6,), replicates=1, variant="code", fixed=tmp_path / name)
+        for name in "abc"
+    ]
+    a, b, c = (plan.jobs()[0] for plan in plans)
+    assert a.key(0) == b.key(0) != c.key(0)
+    store = Store(tmp_path / "out")
+    store.add({"key": a.key(0), "row": a_cell()["row"] | {"method": "advi"}, "coordinates": {}})
+    check_same_data([b, Plan(("mean",), ("advi",), sizes=(6,)).jobs()[0]], store)
+    with pytest.raises(InputError, match="mean with 6 rows"):
+        check_same_data([c], store)
+    store.close()
 
 
 def test_cells_survive_and_half_a_line_does_not(tmp_path):

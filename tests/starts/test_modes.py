@@ -8,6 +8,7 @@ import pytest
 from jax.scipy.special import logsumexp
 
 import dmvi
+from dmvi.starts import _modes
 from dmvi.starts._laplace import Surface, flat_below, laplace
 from dmvi.starts._modes import separate_modes, visited_modes
 from dmvi.targets import from_log_density
@@ -56,7 +57,7 @@ def test_a_flat_direction_is_told_by_the_largest_curvature():
 def test_costly_searches_run_a_few_at_a_time(monkeypatch):
     centres = np.array([[-10.0, 0.0], [10.0, 3.0], [0.0, -12.0]])
     density = gaussians(centres, np.zeros(3))
-    monkeypatch.setattr(dmvi.starts._modes, "AT_ONCE", 1)
+    monkeypatch.setattr(_modes, "AT_ONCE", 1)
     found = modes_of(density, 2)
     assert found is not None
     assert len(found.log_weights) == 3

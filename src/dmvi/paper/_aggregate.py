@@ -45,17 +45,19 @@ class Line:
         reference_mse: that of the exact posterior, or of NUTS in the mixture.
         reference_error: its standard error; zero where it is exact.
         distance: marginal W_1 to the reference in its sds, in the worst coordinate.
-        mean_distance: the same over all coordinates.
         cover50: share of all coordinates of all replicates inside their 50 % interval.
         cover90: the same for 90 %.
-        intervals: how many intervals that were.
+        cover50_error: standard error of `cover50`, from its spread over replicates or binomial, whichever is
+            larger.
+        cover90_error: that of `cover90`.
         gap: log p(y) - ELBO in nats.
         khat: median over replicates.
         sd_ratio: median over coordinates of sd / reference sd.
-        sd_ratio_most: largest such ratio in any coordinate of any replicate.
-        trusted: replicates whose own verdict is to trust the draws, as they are or resampled.
+        trusted: replicates whose own verdict is to trust the draws as they are.
+        resampled: those whose verdict is to trust them after resampling.
         judged: replicates that have a verdict.
         finite: replicates whose draws are all finite.
+        sample_most: CPU seconds of the draws that took longest.
         step: CPU seconds of training by optimiser step, compilation included; NaN where there are none.
     """
 
@@ -68,17 +70,18 @@ class Line:
     reference_mse: float
     reference_error: float
     distance: float
-    mean_distance: float
     cover50: float
     cover90: float
-    intervals: int
+    cover50_error: float
+    cover90_error: float
     gap: float
     khat: float
     sd_ratio: float
-    sd_ratio_most: float
     trusted: int
+    resampled: int
     judged: int
     finite: int
+    sample_most: float
     step: float
 
     @property
@@ -159,6 +162,14 @@ def _line(
     def error_of_mean(errors: Iterable[float]) -> float:
         return float(np.linalg.norm(list(errors))) / len(rows)
 
+    def error_of_coverage(level: float, name: str) -> float:
+        """Coordinates of one data set are not independent, data sets are."""
+        binomial = math.sqrt(level * (1 - level) / sum(row["dim"] for row in rows))
+        if len(rows) < 2:
+            return binomial
+        spread = float(np.std([row[name] for row in rows], ddof=1)) / math.sqrt(len(rows))
+        return max(binomial, spread)
+
     estimated = [errors.get(_dataset(row), math.nan) for row in rows if row["reference"] == REFERENCE]
 
     gaps = []
@@ -175,17 +186,18 @@ def _line(
         reference_mse=mean("reference_mse"),
         reference_error=error_of_mean(estimated),
         distance=mean("wasserstein_max"),
-        mean_distance=mean("wasserstein_mean"),
         cover50=mean("cover50"),
         cover90=mean("cover90"),
-        intervals=sum(row["dim"] for row in rows),
+        cover50_error=error_of_coverage(0.5, "cover50"),
+        cover90_error=error_of_coverage(0.9, "cover90"),
         gap=float(np.mean(gaps)),
         khat=float(np.median([row["khat"] for row in rows])),
         sd_ratio=float(np.median([row["sd_ratio_median"] for row in rows])),
-        sd_ratio_most=float(np.max([row["sd_ratio_most"] for row in rows])),
-        trusted=sum(row.get("verdict") in ("trust", "resample") for row in rows),
+        trusted=sum(row.get("verdict") == "trust" for row in rows),
+        resampled=sum(row.get("verdict") == "resample" for row in rows),
         judged=sum(bool(row.get("verdict")) for row in rows),
         finite=sum(row["finite"] for row in rows),
+        sample_most=max(row["sample_seconds"] for row in rows),
         step=float(
             np.mean([row["train_seconds"] / row["steps"] if row["steps"] else math.nan for row in rows])
         ),

@@ -14,13 +14,14 @@ from typing import Any
 
 from dmvi._errors import InputError
 from dmvi.paper._methods import METHODS
-from dmvi.paper._models import MODELS, paper_model, read_fixed
+from dmvi.paper._models import MODELS, fingerprint, paper_model, read_fixed
 from dmvi.paper._published import EPOCHS
 
 STORE = "cells.jsonl"
 PACKED = "cells.jsonl.gz"  # finished cells of earlier runs, kept with the docs
 RESULTS = "results.csv"
 COORDINATES = "coordinates.csv"
+OWN, FIXED = "own", "fixed"  # data of each replicate, or one data set for all
 REFERENCE = "nuts"  # of the models without an exact posterior
 KEY = ("model", "variant", "data", "n", "method", "replicate")
 
@@ -47,35 +48,42 @@ class Plan:
     fixed: Path | None = None
     epochs: int = EPOCHS
 
-    @property
-    def data(self) -> str:
-        """Where data come from, as tables say it."""
-        return "own" if self.fixed is None else "fixed"
-
     def jobs(self) -> list["Job"]:
         """Everything to be done, in jobs that one process does in one go."""
         found = []
         for model in self.models:
             for n in self.sizes:
+                data = self._data_of(model, n)
                 for name in self._methods_of(model):
                     together = METHODS[name].side_by_side
                     every = tuple(range(self.replicates))
                     groups = [every] if together else [(replicate,) for replicate in every]
                     found += [
-                        Job(model, self.variant, n, name, group, self.fixed, self.epochs) for group in groups
+                        Job(model, self.variant, n, name, group, self.fixed, self.epochs, data)
+                        for group in groups
                     ]
         return found
 
+    def _data_of(self, model: str, n: int) -> str:
+        """Those of each replicate, or what tells a given data set from others."""
+        if self.fixed is None:
+            return OWN
+        return f"{FIXED}-{fingerprint(read_fixed(paper_model(model, self.variant), n, self.fixed))}"
+
     def _methods_of(self, model: str) -> list[str]:
         """The methods that apply to a model; one without an exact posterior needs NUTS to compare with."""
-        if model != "mixture":
+        if not _without_exact(model):
             return list(self.methods)
         return [REFERENCE, *(name for name in self.methods if name not in ("exact", REFERENCE))]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One method on one model and size, for some replicates."""
+    """One method on one model and size, for some replicates, as in `Plan`.
+
+    Attributes:
+        data: which data, "own" or "fixed" and what tells them from others; part of the key.
+    """
 
     model: str
     variant: str
@@ -84,17 +92,18 @@ class Job:
     replicates: tuple[int, ...]
     fixed: Path | None
     epochs: int = EPOCHS
+    data: str = OWN
 
     def key(self, replicate: int) -> str:
         """What identifies a cell."""
         method = METHODS[self.method]
         length = f"-{self.epochs}" if method.side_by_side and self.epochs != EPOCHS else ""
-        name = f"{self.method}{length}{_revision(self.method)}"
-        return f"{self.model}/{self.variant}/{self._data}/{self.n}/{name}/{replicate}"
+        name = f"{self.method}{length}{_revision(self.method, self.model)}"
+        return f"{self.model}/{self.variant}/{self.data}/{self.n}/{name}/{replicate}"
 
     def reference_keys(self) -> list[str]:
         """Cells that have to be done before: the reference posteriors of the same data sets."""
-        if self.model != "mixture" or self.method == REFERENCE:
+        if not _without_exact(self.model) or self.method == REFERENCE:
             return []
         return [replace(self, method=REFERENCE).key(replicate) for replicate in self.replicates]
 
@@ -104,11 +113,12 @@ class Job:
         left = tuple(r for r in self.replicates if self.key(r) not in finished)
         if not left:
             return None
-        return Job(self.model, self.variant, self.n, self.method, left, self.fixed, self.epochs)
+        return replace(self, replicates=left)
 
     @property
-    def _data(self) -> str:
-        return "own" if self.fixed is None else "fixed"
+    def source(self) -> str:
+        """Where data come from, as tables say it."""
+        return OWN if self.fixed is None else FIXED
 
     def __str__(self) -> str:
         which = (
@@ -161,20 +171,44 @@ class Store:
         self._file.seek(0, os.SEEK_END)
 
 
-def _revision(method: str) -> str:
-    """How keys tell a method's revisions apart."""
-    revision = METHODS[method].revision
-    return f"-r{revision}" if revision > 1 else ""
+def _revision(method: str, model: str) -> str:
+    """How keys tell revisions apart: the method's, and after it that of the reference it is measured by."""
+    own, reference = METHODS[method].revision, METHODS[REFERENCE].revision
+    if _without_exact(model) and method != REFERENCE:
+        return f"-r{own}.{reference}"
+    return f"-r{own}" if own > 1 else ""
+
+
+def _without_exact(model: str) -> bool:
+    """Whether a model's posterior is not known exactly, so that NUTS is what methods are measured by."""
+    return model == "mixture"
 
 
 def _current(cells: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Cells by their keys, without those that an earlier revision of their method left."""
+    """Cells by their keys, without those that earlier revisions left."""
     found = {}
     for cell in cells:
         _, mark, number = cell["key"].split("/")[-2].rpartition("-r")
-        if (mark + number if number.isdigit() else "") == _revision(cell["row"]["method"]):
+        numbered = number.replace(".", "", 1).isdigit()
+        if (mark + number if numbered else "") == _revision(cell["row"]["method"], cell["row"]["model"]):
             found[cell["key"]] = cell
     return found
+
+
+def check_same_data(jobs: Iterable[Job], store: "Store") -> None:
+    """Results of different data sets of one name would stand in one table."""
+    known = {}
+    for key in store.cells:
+        model, variant, data, n, *_ = key.split("/")
+        if data != OWN:
+            known[model, variant, n] = data
+    for job in jobs:
+        before = known.get((job.model, job.variant, str(job.n)), job.data)
+        if job.data not in (OWN, before):
+            raise InputError(
+                f"expected the data of {job.model} with {job.n} rows that the results in "
+                f"{str(store.folder)!r} are of; got others. Choose another folder with --out."
+            )
 
 
 def whole_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
@@ -249,7 +283,8 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    # As many digits as differences of log-densities of large data need.
+    return f"{value:.10g}" if isinstance(value, float) else value
 
 
 def check_plan(plan: Plan) -> None:

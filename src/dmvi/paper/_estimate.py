@@ -23,16 +23,19 @@ FIT = {
 LARGE = 2.0  # factor of fits to a thousand rows
 MIXTURE = 2.0  # factor of fits to the mixture
 MODES = 6.0  # and of those that look for all of its modes
-AGREEMENT = 12.0  # and of chains of NUTS to it, which take long to agree on some data sets
+AGREEMENT, AGREEMENT_LARGE = 4.0, 13.0  # and of chains of NUTS to it, which take long to agree
 
 
 def expected_seconds(job: Job) -> float:
     """Seconds of one core that a job is expected to take."""
     recipe = METHODS[job.method].published
     if recipe is None:
-        factor = LARGE if job.n > 500 else 1.0
+        large = job.n > 500
+        factor = LARGE if large else 1.0
         if job.model == "mixture":
-            factor *= {"diffusion": MODES, "nuts": AGREEMENT}.get(job.method, MIXTURE)
+            factor *= {"diffusion": MODES, "nuts": AGREEMENT_LARGE if large else AGREEMENT}.get(
+                job.method, MIXTURE
+            )
         return len(job.replicates) * FIT[job.method] * factor
     steps = job.epochs * -(-job.n // BATCH)
     each = 1e-3 * steps * STEP[recipe.kind] * _evaluations(recipe) + AFTER[recipe.kind]

@@ -93,7 +93,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("exact", "Exact posterior"),
-        Method("nuts", "NUTS"),
+        Method("nuts", "NUTS", revision=2),  # chains run on until they agree
         Method("diffusion", "Diffusion (ours)", guide="auto", advised=True, revision=2),
         Method("chain", "Chain (ours)", guide="chain", advised=True),
         Method("advi", "ADVI, ELBO", guide="mean-field"),

@@ -4,6 +4,7 @@ Every model is seen through one vector u of its real and positive parameters, si
 positive value x as softplus^-1(x) = log(exp(x) - 1): the coordinates in which the paper measures errors.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,6 +206,11 @@ def simulate(model: PaperModel, n: int, seed: int) -> DataSet:
 def data_set(model: PaperModel, n: int, replicate: int, folder: Path | None) -> DataSet:
     """The data of one replicate: its own, or for all replicates the one of that size in `folder`."""
     return simulate(model, n, replicate) if folder is None else read_fixed(model, n, folder)
+
+
+def fingerprint(data: DataSet) -> str:
+    """A few characters that tell a data set from others."""
+    return hashlib.sha256(data.y.tobytes() + data.truth.tobytes()).hexdigest()[:8]
 
 
 def fixed_path(name: str, n: int, folder: Path) -> Path:

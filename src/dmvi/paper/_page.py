@@ -79,14 +79,17 @@ def _of_all(text: str, dmvi: Sequence[Line]) -> str:
 
 def _shrinking(gathered: Mapping[Key, Sequence[Line]]) -> list[str]:
     """How narrow the published objective makes every guide."""
-    rows, wide = [], False
+    rows: list[list[str]] = []
+    wide: dict[str, list[str]] = {}
     for (_, _, model, n), lines in gathered.items():
         dmvi = [line for line in lines if line.method in DMVI]
         cells = [line_of(lines, "advi-code"), line_of(lines, "nfvi-code")]
         if not dmvi and not any(cells):
             continue
         ours = line_of(lines, OURS)
-        wide = wide or any(line is not None and line.sd_ratio > 1 for line in cells[:1])
+        for name, found in zip(("ADVI", "NFVI", "DMVI"), ([cells[0]], [cells[1]], dmvi), strict=True):
+            if any(line is not None and line.sd_ratio > 1 for line in found):
+                wide.setdefault(f"{name} at N = {n}", []).append(TITLES[model].lower())
         rows.append(
             [
                 TITLES[model],
@@ -102,8 +105,17 @@ def _shrinking(gathered: Mapping[Key, Sequence[Line]]) -> list[str]:
     return [
         SHRINKING,
         *table(heads, rows),
-        *([STILL_WIDE] if wide else []),
+        *([STILL_WIDE.format(wide=_listed(wide))] if wide else []),
     ]
+
+
+def _listed(wide: Mapping[str, Sequence[str]]) -> str:
+    """Where a guide is wider, in words."""
+    words = [
+        f"{name} is not on {'any model' if len(models) == len(MODELS) else ', '.join(models)}"
+        for name, models in wide.items()
+    ]
+    return "; ".join(words)
 
 
 def _of_the_paper(fixed: Mapping[Key, Sequence[Line]]) -> list[tuple[Key, Sequence[Line]]]:
@@ -206,7 +218,6 @@ def _repaired(own: Mapping[Key, Sequence[Line]]) -> list[str]:
         line = line_of(lines, OURS)
         if line is None:
             continue
-        errors = [math.sqrt(p * (1 - p) / line.intervals) for p in (0.5, 0.9)]
         rows.append(
             [
                 TITLES[model],
@@ -215,15 +226,15 @@ def _repaired(own: Mapping[Key, Sequence[Line]]) -> list[str]:
                 number(line.reference_mse, ".3g"),
                 with_error(line.ratio, line.ratio_error, ".3f"),
                 number(line.distance, ".3f"),
-                f"{line.cover50:.2f} ± {ERRORS * errors[0]:.2f}",
-                f"{line.cover90:.2f} ± {ERRORS * errors[1]:.2f}",
-                number(line.gap, ".3f"),
+                f"{line.cover50:.2f} ± {ERRORS * line.cover50_error:.2f}",
+                f"{line.cover90:.2f} ± {ERRORS * line.cover90_error:.2f}",
+                number(line.gap),
                 number(line.khat),
-                f"{line.trusted} of {line.judged}" if line.judged else "",
+                f"{line.trusted} + {line.resampled} of {line.judged}" if line.judged else "",
             ]
         )
         exact = line_of(lines, "exact") or line_of(lines, REFERENCE)
-        misses += [f"{TITLES[model]}, N = {n}: {miss}" for miss in _misses(model, line, exact, errors)]
+        misses += [f"{TITLES[model]}, N = {n}: {miss}" for miss in _misses(model, line, exact)]
     if not rows:
         return ["## What the repaired method gives\n", "Not run yet: see the end of the page.\n"]
     heads = [
@@ -237,7 +248,7 @@ def _repaired(own: Mapping[Key, Sequence[Line]]) -> list[str]:
         "90 %",
         "gap",
         "k-hat",
-        "trusted",
+        "trust + resample",
     ]
     return [
         "## What the repaired method gives\n",
@@ -251,7 +262,7 @@ def _missed(asked: str, misses: Sequence[str]) -> str:
     return f"Asked for: {asked}. Missed: {'; '.join(misses) if misses else 'nothing'}.\n"
 
 
-def _misses(model: str, line: Line, exact: Line | None, errors: Sequence[float]) -> list[str]:
+def _misses(model: str, line: Line, exact: Line | None) -> list[str]:
     """What a line misses; beside a coverage stands that of the exact posterior, or of NUTS."""
     if line.finite < line.replicates:
         return [f"draws of {line.replicates - line.finite} of {line.replicates} fits are not all finite"]
@@ -260,7 +271,10 @@ def _misses(model: str, line: Line, exact: Line | None, errors: Sequence[float])
         found.append(f"ratio {with_error(line.ratio, line.ratio_error, '.3f')}")
     if model.startswith("hierarchical") and line.distance > DISTANCE_BAR:
         found.append(f"W1 {line.distance:.3f}")
-    for name, level, error in (("cover50", 0.5, errors[0]), ("cover90", 0.9, errors[1])):
+    for name, level, error in (
+        ("cover50", 0.5, line.cover50_error),
+        ("cover90", 0.9, line.cover90_error),
+    ):
         share = getattr(line, name)
         if abs(share - level) > ERRORS * error:
             known = "" if exact is None else f" ({METHODS[exact.method].title}: {getattr(exact, name):.2f})"
@@ -276,12 +290,17 @@ def _speed(own: Mapping[Key, Sequence[Line]]) -> list[str]:
         if line is None:
             continue
         factor = PUBLISHED_STEP / line.step
-        cells = [f"{1e3 * line.step:.2f} ms", f"{factor:.0f}", f"{line.sample:.2f} s", str(line.replicates)]
+        cells = [
+            f"{1e3 * line.step:.2f} ms",
+            f"{factor:.0f}",
+            f"{line.sample_most:.2f} s",
+            str(line.replicates),
+        ]
         rows.append([str(n), *cells])
         if factor < FASTER:
             misses.append(f"N = {n}: {factor:.1f} times")
-        if line.sample >= SAMPLE_BAR:
-            misses.append(f"N = {n}: draws in {line.sample:.2f} s")
+        if line.sample_most >= SAMPLE_BAR:
+            misses.append(f"N = {n}: draws in {line.sample_most:.2f} s")
     if not rows:
         return []
     heads = ["N", "CPU time of a step", "times less than 1/65 s", "20,000 draws", "data sets"]

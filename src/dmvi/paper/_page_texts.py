@@ -9,15 +9,14 @@ INTRODUCTION = r"""# The paper's experiments, reproduced
 
 Dirmeier and Perez-Cruz (*Diffusion models for probabilistic programming*, 2023) propose diffusion models as
 the variational family of probabilistic programs, the idea that dmvi is built on. This page repeats their
-experiments with `dmvi reproduce`, beside what they had no room for: the exact posterior. It is written by
-that command from the results of a run. Every figure below is computed from them, except those of the paper
-itself, which are marked.
+experiments with `dmvi reproduce`, beside the exact posterior. It is written by that command from the results
+of a run. Every figure below is computed from them, except those of the paper itself, which are marked.
 
 ## What the paper claims
 
 On seven models and two sizes of data, draws of DMVI are compared with the parameters that simulated the
 data. Their mean squared error (MSE) is reported to be lower than that of ADVI and of flows (NFVI) in most
-cases, at similar cost.
+cases, at a cost like that of flows.
 
 ## What its code optimises
 
@@ -36,14 +35,14 @@ mean model it is half the mean of the data.
 """
 
 SHRINKING = r"""
-The table shows how far they got: standard deviation of the fitted guide over that of the exact posterior,
-median over coordinates and data sets, after the published training of 2,000 epochs.
+The table shows how far they got: standard deviation of the fitted guide over that of the exact posterior
+(mixture: of NUTS) after the published training of 2,000 epochs. Of every fit the median over its coordinates,
+of these the median over data sets; of DMVI the least and the largest of its configurations.
 """
 
 STILL_WIDE = r"""
-ADVI starts with standard deviations of 2.7, NFVI with 1. Where a ratio is above 1 the guide has contracted as
-well, but not far enough by the end of training: Adam, which remembers the large gradients of the start, slows
-it down.
+Not every guide is narrower than the posterior: {wide}. ADVI starts with standard deviations of 2.7 and NFVI
+with 1, and N = 100 has a tenth of the steps of N = 1000.
 """
 
 AUTHORS = r"""
@@ -52,8 +51,8 @@ on these, with the models as the code has them and trained as it trains, and set
 ours. Network, first weights, schedule, solver and training of DMVI are those of the code, by our own program
 and random numbers. In NFVI networks start with all weights at zero, here as there: their gradients are zero
 too, so that only biases are ever trained, and the flow stays a Gaussian without correlations. MSE, least and
-largest of the configurations, and that of the exact posterior (mixture: all draws relabelled to the truth,
-which the paper's are not):
+largest of the configurations, and that of the exact posterior. DMVI is what was asked to come out again;
+where ADVI comes out otherwise, as with a thousand rows, we do not know why:
 """
 
 ORACLE = r"""
@@ -66,10 +65,11 @@ the figure to match is the exact posterior's. A method well below it is too sure
 REPAIRED = r"""
 dmvi's diffusion guide with all defaults, every replicate on a data set of its own, with draws as the verdict
 of the fit advises. After the ratio stands its standard error, which comes from the finite number of draws
-(and of those of NUTS, in the mixture). After coverages stand two binomial standard errors, as if coordinates
-of one data set were independent, which they are not; in the mixture components are put in the order of their
-first coordinates, as a labelling that looks for the truth would flatter intervals. The last column counts the
-fits whose own verdict is to trust them.
+(and of those of NUTS, in the mixture). After coverages stand two standard errors: from their spread over data
+sets, or binomial, whichever is larger, as coordinates of one data set are not independent; in the mixture
+components are put in the order of their first coordinates, as a labelling that looks for the truth would
+flatter intervals. The last column counts the fits whose own verdict is to trust their draws as they are, and
+to trust them after resampling.
 """
 
 ASKED = (
@@ -80,8 +80,9 @@ ASKED = (
 COST = r"""
 The published code takes about 1/65 CPU-second for a gradient step of the paper's own configuration (100
 diffusions, 10 solver steps, order 3) on hierarchical model 5. The table gives that of the same training here:
-CPU time of a fit over its steps, compilation included. Data sets are trained side by side in one program, of
-which each has its share. It is quicker because the whole training is one compiled program, and because the
+CPU time of a fit over its steps, compilation included, and the longest time that draws have taken. Data sets
+are trained side by side in one program, of which each has its share; `python -m benchmarks.paper_step` times
+one data set alone. It is quicker because the whole training is one compiled program, and because the
 two linear layers with which the network begins, and the times' embeddings between them, are multiplied once a
 step.
 """
@@ -98,7 +99,7 @@ dmvi reproduce --tables results --page docs/reproduction.md
 ```
 
 `authors` is a folder of the published data sets, such as `mean_model_100.npz` with arrays `y` and `truth_u`.
-`dmvi reproduce --quick` takes some minutes. The results behind this page are in
+`dmvi reproduce --quick` is a subset of minutes. The results behind this page are in
 [docs/reproduction](reproduction/results.csv): with `--out docs/reproduction` the first two commands go on
 with what is missing there, and the third, with that folder, writes this page again.
 """

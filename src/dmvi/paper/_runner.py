@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dmvi.paper._cells import Job, Plan, Store, check_plan
+from dmvi.paper._cells import Job, Plan, Store, check_plan, check_same_data
 from dmvi.paper._estimate import STARTING, expected_seconds, spoken, total_seconds
 from dmvi.paper._pool import Pool, Told, cores
 from dmvi.paper._work import run_job
@@ -71,7 +71,9 @@ def run(
     handler = _end_as_if_interrupted()
     store = Store(folder)
     try:
-        jobs = [left for job in plan.jobs() if (left := job.without(store.cells)) is not None]
+        every = plan.jobs()
+        check_same_data(every, store)
+        jobs = [left for job in every if (left := job.without(store.cells)) is not None]
         total = sum(len(job.replicates) for job in jobs)
         before = len(store.cells)
         size = min(processes or len(cores()), max(len(jobs), 1))

@@ -57,7 +57,7 @@ def _cell(
     row = {
         "model": job.model,
         "variant": job.variant,
-        "data": "own" if job.fixed is None else "fixed",
+        "data": job.source,
         "n": job.n,
         "method": job.method,
         "replicate": replicate,
@@ -82,7 +82,7 @@ def _cell(
     return {"key": job.key(replicate), "row": plain, "coordinates": shown}
 
 
-def _plain(value: Any, digits: int = 7) -> Any:
+def _plain(value: Any, digits: int = 10) -> Any:
     """JSON has no NaN and no infinity: nothing stands for the one, a word for the other."""
     if not isinstance(value, float):
         return value
