@@ -3,7 +3,8 @@
 A target without a posterior, as an improper one, has none: there the only right verdict is not to trust.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +32,16 @@ class Known:
         log_density: log pi(x), unnormalised.
         sample: exact draws; None where there is no posterior.
         modes: centres of separate modes, each of which must hold some draws of a good fit.
+        sds: of the modes.
+        weights: shares of the modes.
     """
 
     dim: int
     log_density: Callable[[Array], Array]
     sample: Callable[[np.random.Generator, int], Draws] | None
     modes: Float[np.ndarray, "modes dim"] | None = None
+    sds: Float[np.ndarray, " modes"] | None = None
+    weights: Float[np.ndarray, " modes"] | None = None
 
 
 def gaussian(dim: int, condition: float, seed: int = 0, shift: float = 0.0, scale: float = 1.0) -> Known:
@@ -90,7 +95,19 @@ def mixture(centres: Any, sds: Any, weights: Any) -> Known:
         which = rng.choice(len(weights), n, p=weights / weights.sum())
         return centres[which] + sds[which, None] * rng.normal(size=(n, centres.shape[1]))
 
-    return Known(centres.shape[1], log_density, sample, centres)
+    return Known(centres.shape[1], log_density, sample, centres, sds, weights / weights.sum())
+
+
+def labels(places: Sequence[float], weights: Any = 1.0) -> Known:
+    """Components in a row, one coordinate each, in every order: as likely as any other, or weighed."""
+    orders = np.array(list(itertools.permutations(places)))
+    return mixture(orders, np.ones(len(orders)), np.ones(len(orders)) * weights)
+
+
+def scaled(parts: tuple[Any, Any, Any], scale: float) -> Known:
+    """A mixture in other units."""
+    centres, sds, weights = parts
+    return mixture(scale * np.asarray(centres), scale * np.asarray(sds), weights)
 
 
 def student_t(dim: int, df: float) -> Known:
@@ -202,7 +219,23 @@ def families() -> list[Case]:
         for name, parts in (("pair", PAIR), ("uneven pair", UNEVEN))
         for guide in ("auto", "full-rank", "flow")
     ]
-    return [*missed, *early, *plain]
+    units = [
+        Case("separate modes", f"pair of scale {scale}, {guide}", scaled(PAIR, scale), {"guide": guide})
+        for scale, guide in ((1e-4, "full-rank"), (1e5, "full-rank"), (1e5, "auto"))
+    ]
+    return [*missed, *units, *early, *plain, *labelled()]
+
+
+def labelled() -> list[Case]:
+    """Components that may change places, and some that only seem to."""
+    apart, touching = (-6.0, 0.0, 6.0), (-1.2, 0.0, 1.2)
+    return [
+        Case("labels", "three, apart", labels(apart)),
+        Case("labels", "four, apart", labels((-9.0, -3.0, 3.0, 9.0))),
+        Case("labels", "three, touching", labels(touching)),
+        Case("labels", "three, apart, not alike", labels(apart, [0.3, 0.25, 0.2, 0.1, 0.1, 0.05])),
+        Case("labels", "three, apart, full-rank", labels(apart), {"guide": "full-rank"}),
+    ]
 
 
 def battery() -> list[Case]:

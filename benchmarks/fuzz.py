@@ -4,8 +4,9 @@
     python -m benchmarks.fuzz --what data --seconds 600 --keep corpus
 
 A damaged file has to be read, or refused with an `InputError`; any other exception, more than two seconds of
-CPU time, or more than 500 MiB beyond what was in use is a failure, and its file is kept. Damage goes below
-the checksums too: members are changed and signed anew, as by somebody who means it.
+CPU time, or a request for more than 500 MiB beyond what was in use is a failure, and its file is kept. Memory
+is limited by the kernel while a file is read, and what does not end is stopped. Damage goes below the
+checksums too: members are changed and signed anew, as by somebody who means it.
 """
 
 import argparse
@@ -15,11 +16,13 @@ import io
 import json
 import random
 import resource
+import signal
 import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +30,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import dmvi
+from benchmarks.battery import labels
 from dmvi.cli._data import read_data
 from dmvi.targets._rows import open_rows
 
 SECONDS, MEBIBYTES = 2.0, 500
+ENDLESS = 60.0  # CPU seconds after which reading is stopped
+COMPILING = (30.0, 2000)  # the same where the guide is made anew and run, in one of so many files
+ONE_IN = 40
+DENSITY, DIM = labels((-6.0, 0.0, 6.0)).log_density, 3  # of the fits: a mixture in all labellings is one
 ROWS = (".npy", ".parquet", ".arrow")
 NASTY: list[Any] = [
     None, True, -1, 0, 2**31, 2**63, 10**30, 1e308, "nan", "", "x" * 1000, [], [[]], {}, {"a": [1, {}]},
@@ -117,9 +125,9 @@ def changed_array(content: bytes, rng: random.Random) -> bytes:
         text = header.encode().ljust(117) + b"\n"
         return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + content[128:]
     array = np.atleast_1d(np.load(io.BytesIO(content)))
-    other = rng.choice(
-        [array[..., :0], array.ravel(), np.full_like(array, 0), array[None], array.astype("f2")]
-    )
+    with np.errstate(over="ignore"):
+        others = [array[..., :0], array.ravel(), np.full_like(array, 0), array[None], array.astype("f2")]
+    other = rng.choice(others)
     other = (
         np.where(np.isfinite(other), np.nan, other)
         if other.dtype.kind == "f" and rng.random() < 0.3
@@ -141,6 +149,13 @@ def read_fit(path: Path) -> None:
         stored.plot_diffusion()
 
 
+def read_with_model(path: Path) -> None:
+    """And then with the model, which makes the guide anew."""
+    posterior = dmvi.load(path, DENSITY, init=jnp.zeros(DIM))
+    posterior.unconstrained(5)
+    dmvi.resume(posterior, steps=1, progress=False)
+
+
 def read_any(path: Path) -> None:
     """Data of the command line; files of rows as training reads them."""
     if path.suffix not in ROWS:
@@ -151,14 +166,14 @@ def read_any(path: Path) -> None:
         pass
 
 
-def fit_seed() -> bytes:
-    """A small fit."""
-    posterior = dmvi.fit(
-        lambda x: -0.5 * jnp.sum((x["a"] - 1) ** 2), init={"a": jnp.zeros(2)}, guide="full-rank", steps=20,
-        progress=False,
-    )  # fmt: skip
+def fit_seeds() -> list[bytes]:
+    """A small fit, and one of a mixture of guides in all labellings."""
+    fits = (
+        dmvi.fit(DENSITY, init=jnp.zeros(DIM), guide=guide, steps=20, progress=False)
+        for guide in ("full-rank", "auto")
+    )
     with tempfile.TemporaryDirectory() as folder:
-        return posterior.save(Path(folder) / "fit.dmvi", n=20).read_bytes()
+        return [posterior.save(Path(folder) / "fit.dmvi", n=20).read_bytes() for posterior in fits]
 
 
 def data_seeds() -> dict[str, list[bytes]]:
@@ -205,8 +220,8 @@ def damaged_npz(content: bytes, rng: random.Random) -> bytes:
 def inputs(what: str, rng: random.Random) -> Callable[[], tuple[str, bytes]]:
     """Gives one damaged file after the other: its suffix and content."""
     if what == "fits":
-        seed = fit_seed()
-        return lambda: (".dmvi", damaged(seed, rng) if rng.random() < 0.3 else resigned(seed, rng))
+        fits = fit_seeds()
+        return lambda: (".dmvi", (damaged if rng.random() < 0.3 else resigned)(rng.choice(fits), rng))
     seeds = data_seeds() | rows_seeds()
 
     def one() -> tuple[str, bytes]:
@@ -219,21 +234,41 @@ def inputs(what: str, rng: random.Random) -> Callable[[], tuple[str, bytes]]:
     return one
 
 
-def attempt(read: Callable[[Path], Any], path: Path) -> str | None:
+@contextmanager
+def limited(seconds: float, mebibytes: int) -> Iterator[None]:
+    """Memory beyond what is in use is refused by the kernel, and what does not end is stopped."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError("did not end")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = signal.signal(signal.SIGPROF, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (used + mebibytes * 2**20, hard))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGPROF, before)
+
+
+def attempt(
+    read: Callable[[Path], Any], path: Path, seconds: float = SECONDS, mebibytes: int = MEBIBYTES
+) -> str | None:
     """How reading fails, if it does: None where the file was read or refused as it should be."""
     began = time.process_time()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     failure = None
     try:
-        read(path)
+        with limited(ENDLESS, mebibytes):
+            read(path)
     except dmvi.InputError:
         pass
     except BaseException as error:
         failure = f"{type(error).__name__}: {str(error)[:200]}"
-    if time.process_time() - began > SECONDS:
+    if time.process_time() - began > seconds:
         failure = failure or "took too long"
-    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > MEBIBYTES * 1024:
-        failure = failure or "took too much memory"
     return failure
 
 
@@ -251,6 +286,8 @@ def fuzz(what: str, seconds: float, seed: int, keep: Path | None) -> dict[str, A
             path = Path(folder) / f"file{suffix}"
             path.write_bytes(content)
             failure = attempt(read, path)
+            if failure is None and what == "fits" and tried % ONE_IN == 0:
+                failure = attempt(read_with_model, path, *COMPILING)
             tried += 1
             if failure is not None and failure.split(":")[0] + failure[-40:] not in failures:
                 failures[failure.split(":")[0] + failure[-40:]] = failure

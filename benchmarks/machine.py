@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,9 +18,21 @@ def describe_machine() -> dict[str, str]:
     return {
         "processor": f"{_processor()}, {os.cpu_count()} cores, JAX on {jax.default_backend()}",
         "date": datetime.date.today().isoformat(),
-        "versions": f"dmvi {dmvi.__version__}, Python {platform.python_version()}, "
+        "versions": f"dmvi {dmvi.__version__}{_commit()}, Python {platform.python_version()}, "
         + ", ".join(f"{name} {version(name)}" for name in libraries),
     }
+
+
+def _commit() -> str:
+    """Which state of the code was measured, where it lies in a checkout."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f" at {found.stdout.strip()}"
 
 
 def _processor() -> str:

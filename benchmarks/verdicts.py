@@ -6,9 +6,10 @@
 The error of a fit is the largest over coordinates of |mean of its draws - mean| / sd, draws resampled where
 the verdict says so; for tails without a variance, of medians in quartiles' distances. Its spread is the
 largest error of a 5 or 95 % quantile, in units of a 3.29th of their distance, an sd where things are normal.
-A fit is bad with an error above 0.3, with a separate mode that no draw is near although a search of its warm
-start has ended there, or where there is no posterior at all; it is good if error and spread are below 0.1
-and no mode is missed. Finished fits are kept in verdicts.json, so that a run can be gone on with.
+A fit is bad with an error above 0.3, with a separate mode that has less than a tenth of its share of the
+draws although a search of its warm start has ended there, or where there is no posterior at all; it is good
+if error and spread are below 0.1 and no mode is missed. Finished fits are kept in verdicts.json, so that a
+run can be gone on with.
 """
 
 import argparse
@@ -31,7 +32,8 @@ from dmvi.posterior import Verdict
 TRUTH_DRAWS, DRAWS = 200_000, 20_000
 BAD, GOOD = 0.3, 0.1
 TRUSTED = ("trust", "resample")
-NEAR = 6.0  # sds of the narrowest mode within which a draw counts as near it
+NEAR = 6.0  # sds of a mode within which a draw counts as near it
+THIN = 0.1  # part of its share below which a mode is missed
 COLUMNS = (
     "kind",
     "fit",
@@ -63,14 +65,17 @@ def errors_of(known: Known, draws: np.ndarray) -> tuple[float, float]:
 
 
 def missed_modes(known: Known, draws: np.ndarray, visited: np.ndarray) -> tuple[int, int]:
-    """How many separate modes no draw is near, and at how many of these a search has ended."""
-    if known.modes is None:
+    """How many separate modes next to no draw is near, and at how many of these a search has ended."""
+    if known.modes is None or known.sds is None or known.weights is None:
         return 0, 0
     apart = [float(np.linalg.norm(a - b)) for i, a in enumerate(known.modes) for b in known.modes[:i]]
-    far = min([np.inf, *apart])
-    within = min(far / 2, NEAR * np.sqrt(known.dim))
-    missed = [m for m in known.modes if np.mean(np.linalg.norm(draws - m, axis=1) < within) < 0.001]
-    seen = [m for m in missed if any(np.linalg.norm(m - place) < within for place in visited)]
+    missed, seen = [], []
+    for mode, sd, weight in zip(known.modes, known.sds, known.weights, strict=True):
+        within = min([NEAR * sd * np.sqrt(known.dim), *(distance / 2 for distance in apart)])
+        if np.mean(np.linalg.norm(draws - mode, axis=1) < within) < THIN * weight:
+            missed.append(mode)
+            if np.any(np.linalg.norm(visited - mode, axis=1) < within):
+                seen.append(mode)
     return len(missed), len(seen)
 
 

@@ -199,3 +199,17 @@ def test_the_command_prints_and_writes():
     assert set(json.loads((Path("found") / "calibration.json").read_text())["p_values"]) == {"a", LOG_JOINT}
     assert run("calibrate", "model.py:regression", "--data", "data.json", "--out", "found").exit_code == 2
     assert run("calibrate", "model.py:regression").exit_code == 2
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_command_fits_one_by_one_and_draws_as_advised(monkeypatch):
+    asked = {}
+
+    def calibrated(*_, **settings):
+        asked.update(settings)
+        raise dmvi.InputError("enough")
+
+    monkeypatch.setattr("dmvi.cli._calibrate.calibrate", calibrated)
+    for flags, resample in (((), False), (("--one-by-one",), None)):
+        assert run("calibrate", "model.py:regression", "--data", "data.json", *flags).exit_code == 2
+        assert (asked["one_by_one"], asked["resample"]) == (bool(flags), resample)

@@ -1,5 +1,8 @@
 """The battery's truth is true, and its judge judges."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +10,11 @@ import pytest
 
 from benchmarks.battery import battery, mixture
 from benchmarks.calibration import cases
+from benchmarks.machine import describe_machine
 from benchmarks.verdicts import errors_of, markdown, missed_modes, right
 from dmvi.targets import read_simulator
 
+ROOT = Path(__file__).parents[2]
 KNOWN = {case.name: case.known for case in battery() if not case.settings and case.known.sample is not None}
 
 
@@ -44,6 +49,21 @@ def test_errors_and_missed_modes():
     assert errors_of(known, half)[0] > 0.9
     assert missed_modes(known, half, np.zeros((0, 2))) == (1, 0)
     assert missed_modes(known, half, np.array([[9.8, 0.1]])) == (1, 1)
+
+
+def test_a_narrow_mode_beside_a_wide_one_is_missed_though_draws_are_around_it():
+    known = mixture([[0.0, 0.0], [3.0, 3.0]], [1.0, 0.02], [0.5, 0.5])
+    assert known.sample is not None
+    draws = known.sample(np.random.default_rng(1), 20_000)
+    wide = draws[np.linalg.norm(draws - 3.0, axis=1) > 0.2]
+    assert missed_modes(known, draws, np.zeros((0, 2))) == (0, 0)
+    assert missed_modes(known, wide, np.zeros((0, 2))) == (1, 0)
+    assert missed_modes(known, wide, np.array([[3.01, 3.0]])) == (1, 1)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not in a checkout")
+def test_the_machine_tells_the_state_of_the_code():
+    assert re.search(r"dmvi [\d.]+ at \w+", describe_machine()["versions"])
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,14 @@ def calibrate(
     ] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Same seed, same result.")] = 0,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Most optimiser steps of a fit.")] = STEPS,
+    one_by_one: Annotated[
+        bool,
+        typer.Option(
+            "--one-by-one",
+            help="Fit as `dmvi fit` does, which looks for separate modes, and draw as each verdict advises; "
+            "many times slower.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write ecdf.png, ranks.png and calibration.json there."),
@@ -255,6 +263,8 @@ def calibrate(
       dmvi calibrate model.py:eight_schools --data schools.json
 
       dmvi calibrate model.py:eight_schools --data schools.json --near --n 100 --out calibration
+
+      dmvi calibrate model.py:mixture --data data.json --one-by-one --n 50
 
     [bold]Exit codes[/bold]
 
@@ -275,6 +285,7 @@ def calibrate(
             guide=guide,
             seed=seed,
             steps=steps,
+            one_by_one=one_by_one,
             out=out,
             force=force,
             quiet=quiet,

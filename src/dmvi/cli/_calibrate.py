@@ -24,6 +24,7 @@ def run_calibrate(
     guide: str,
     seed: int,
     steps: int,
+    one_by_one: bool,
     out: Path | None,
     force: bool,
     quiet: bool,
@@ -35,7 +36,16 @@ def run_calibrate(
     values = read_data(data) if data is not None else {}
     with loaded_model(path, name) as function, explained(path):
         found = calibrate(
-            function, values, n=n, near=near, guide=guide, seed=seed, steps=steps, progress=not quiet
+            function,
+            values,
+            n=n,
+            near=near,
+            guide=guide,
+            seed=seed,
+            steps=steps,
+            one_by_one=one_by_one,
+            resample=None if one_by_one else False,
+            progress=not quiet,
         )
     typer.echo(repr(found))
     if out is not None:
