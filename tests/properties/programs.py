@@ -27,8 +27,6 @@ PRIORS: dict[str, Callable] = {
     "correlation": lambda loc: dist.LKJCholesky(3, 2.0),
     "shifted": lambda loc: dist.TruncatedNormal(loc, 1.0, low=loc),
 }
-# Supports that move with a parent: NumPyro's bijections of these are not the same at every point.
-MOVING = ("interval", "shifted")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,13 @@ MANY = settings(FEW, max_examples=150)
 points = st.integers(0, 2**31 - 1)
 
 
+def traced(spec: Spec, latents: dict[str, np.ndarray]) -> dict:
+    """The model's trace at given latents."""
+    with handlers.seed(rng_seed=0), handlers.substitute(data=latents), handlers.trace() as trace:
+        spec.model()(**spec.data)
+    return trace
+
+
 def check_density(spec: Spec, seed: int) -> None:
     """log pi(xi) is the sum of the sites' log-densities and of the bijections' log-determinants."""
     target = as_target(spec.model(), data=spec.data)
@@ -37,9 +44,7 @@ def check_density(spec: Spec, seed: int) -> None:
     sites, free = jax.jit(target.constrain)(xi), target.unpack(xi)
     log_density, slope = jax.jit(jax.value_and_grad(target.log_density))(xi)
     latents = {f"z{i}": sites[f"z{i}"] for i in range(len(spec.nodes))}
-    with handlers.seed(rng_seed=0), handlers.substitute(data=latents), handlers.trace() as trace:
-        spec.model()(**spec.data)
-    total = 0.0
+    trace, total = traced(spec, latents), 0.0
     for name, value in latents.items():
         fn = trace[name]["fn"]
         assert np.all(fn.support(value)), f"{name} left its support: {value}"
@@ -55,7 +60,7 @@ def check_density(spec: Spec, seed: int) -> None:
 
 
 def check_files(spec: Spec, seed: int) -> None:
-    """A posterior is the same after a file: every draw, every number behind the verdict."""
+    """Draws lie in their supports, and a posterior is the same after a file: every draw, every number."""
     target = as_target(spec.model(), data=spec.data)
     recipe = dmvi.GaussianGuide(full_rank=True)
     guide = recipe.build(
@@ -72,6 +77,12 @@ def check_files(spec: Spec, seed: int) -> None:
         assert np.all(np.isfinite(values))
         np.testing.assert_array_equal(again.sample(8)[name], values)
         np.testing.assert_array_equal(stored.sample()[name], values)
+    draws = posterior.sample(8)
+    for i in range(4):
+        latents = {f"z{k}": draws[f"z{k}"][i] for k in range(len(spec.nodes))}
+        trace = traced(spec, latents)
+        for name, value in latents.items():
+            assert np.all(trace[name]["fn"].support(value)), f"a draw of {name} left its support: {value}"
     assert stored.diagnostics == posterior.diagnostics
     assert repr(stored).splitlines()[0] == repr(posterior).splitlines()[0]
 
