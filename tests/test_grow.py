@@ -14,7 +14,7 @@ import dmvi
 import dmvi._grow
 import dmvi._train
 from dmvi._checkpoint import Checkpoint
-from dmvi.guides import GaussianGuide, Mixture, anchored
+from dmvi.guides import Block, GaussianGuide, Mixture, Symmetry, anchored, mixture
 from dmvi.starts._weighed import Modes
 from dmvi.training import progress_for
 from tests.guides.registry import perturbed
@@ -55,6 +55,36 @@ def whole(tmp_path_factory):
         patch.setattr(dmvi._grow, "FEWEST_STEPS", 1)
         patch.setattr(Checkpoint, "_save", copying)
         return fitted(checkpoint=folder / "whole", checkpoint_every=0), copies
+
+
+def test_the_guide_of_all_labellings_grows_and_draws_as_before():
+    symmetry = Symmetry(3, (Block(0, (3,), 0, simplex=False),))
+    recipe = dmvi.DiffusionGuide(network=dmvi.Projected(rank=2, scale_rank=1, width=8))
+    affines = jax.vmap(lambda loc: anchored(loc, jnp.eye(3), full=True))(jnp.array([[-3.0, 0.0, 3.0]]))
+    every = jnp.ones(1, bool)
+    guide = perturbed(
+        mixture(recipe, affines, jnp.zeros(1), every, symmetry=symmetry, key=jr.key(0)), size=0.1
+    )
+    found = dmvi._grow._larger(recipe, guide, jr.key(1))
+    assert found is not None
+    larger_recipe, larger = found
+    assert (
+        larger_recipe == recipe.grown(jax.tree.map(lambda leaf: leaf[0], guide.components), key=jr.key(1))[0]
+    )
+    assert len(jax.tree.leaves(larger)) > len(jax.tree.leaves(guide))
+    keys = jr.split(jr.key(2), 20)
+    before, after = (jax.jit(jax.vmap(g.draw))(keys) for g in (guide, larger))
+    np.testing.assert_allclose(after.xi, before.xi, rtol=1e-5)
+    np.testing.assert_allclose(after.log_q, before.log_q, rtol=1e-5)
+    several = mixture(
+        recipe,
+        jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), affines),
+        jnp.log(jnp.array([0.5, 0.5])),
+        jnp.ones(2, bool),
+        symmetry=symmetry,
+        key=jr.key(0),
+    )
+    assert dmvi._grow._larger(recipe, several, jr.key(1)) is None
 
 
 def test_a_grown_guide_draws_as_before():

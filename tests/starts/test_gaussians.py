@@ -1,6 +1,7 @@
 """Many Gaussians by reverse KL describe modes that touch, where Laplace's at the modes do not."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,12 @@ import pytest
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 
-from dmvi.guides import GaussianGuide, anchored, mixture
+from dmvi.guides import Block, GaussianGuide, Symmetry, anchored, mixture
 from dmvi.posterior import Draws
 from dmvi.starts import _gaussians, overlapping_modes
 from dmvi.starts._laplace import Surface, laplace
 from dmvi.starts._modes import MOST, visited_modes
-from dmvi.starts._weighed import cloud_of, weighed_gaussians
+from dmvi.starts._weighed import cloud_of, in_all_labellings, weighed_gaussians
 from dmvi.targets import from_log_density
 
 
@@ -54,6 +55,40 @@ def test_modes_that_touch(searched):
     weights = np.exp(log_w.astype(float))
     assert abs(weights.mean() - 1) < 5 * weights.std() / np.sqrt(len(weights))
     assert abs(log_w.mean() - found.elbo) < 0.02
+
+
+ORDERS = np.array(list(itertools.permutations((-6.0, 0.0, 6.0))))
+THREE = Symmetry(3, (Block(0, (3,), 0, simplex=False),))
+
+
+def any_order(x):
+    """A Gaussian at each order of three places; log Z = 0."""
+    return logsumexp(norm.logpdf(x[None], jnp.asarray(ORDERS)).sum(axis=1)) - jnp.log(6.0)
+
+
+def test_a_gaussian_shared_out_among_all_orders_loses_nothing():
+    """Of log 6 nats that one Gaussian lacks."""
+    target = from_log_density(any_order, jnp.zeros(3))
+    affine = anchored(jnp.array([-6.0, 0.0, 6.0]), jnp.eye(3), full=True)
+    images = in_all_labellings(target, affine, THREE, jr.key(0))
+    assert images.elbo == pytest.approx(0.0, abs=0.02)
+    alone = weighed_gaussians(target, np.array([[-6.0, 0, 6]]), np.eye(3)[None], np.zeros(1), None, jr.key(0))
+    assert alone.elbo == pytest.approx(-np.log(6.0), abs=0.02)
+
+
+@pytest.mark.slow
+def test_modes_that_touch_in_all_orders():
+    """Places 1.2 sds apart: six modes that hang together, of which Gaussians stand for all images."""
+
+    def touching(x):
+        return logsumexp(norm.logpdf(x[None], jnp.asarray(0.2 * ORDERS)).sum(axis=1)) - jnp.log(6.0)
+
+    target = from_log_density(touching, jnp.zeros(3))
+    visited = np.stack([np.vstack([place, np.eye(3)]) for place in 0.2 * ORDERS])
+    found = fitted(target, visited, single=-0.2)
+    assert found is not None
+    assert found.symmetry == THREE
+    assert -0.02 < found.elbo < 0.01
 
 
 def test_one_mode_stays_one(searched):
