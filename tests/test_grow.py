@@ -68,9 +68,9 @@ def test_the_guide_of_all_labellings_grows_and_draws_as_before():
     found = dmvi._grow._larger(recipe, guide, jr.key(1))
     assert found is not None
     larger_recipe, larger = found
-    assert (
-        larger_recipe == recipe.grown(jax.tree.map(lambda leaf: leaf[0], guide.components), key=jr.key(1))[0]
-    )
+    alone = recipe.grown(jax.tree.map(lambda leaf: leaf[0], guide.components), key=jr.key(1))
+    assert alone is not None
+    assert larger_recipe == alone[0]
     assert len(jax.tree.leaves(larger)) > len(jax.tree.leaves(guide))
     keys = jr.split(jr.key(2), 20)
     before, after = (jax.jit(jax.vmap(g.draw))(keys) for g in (guide, larger))
