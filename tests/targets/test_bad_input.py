@@ -15,6 +15,7 @@ import pytest
 from numpyro import handlers
 from numpyro.distributions import constraints
 
+import dmvi
 from dmvi._errors import InputError
 from dmvi.targets import Target, as_target, from_log_density, from_numpyro
 from tests.targets.models import SIGMA, Y, eight_schools
@@ -38,6 +39,16 @@ def test_integers_that_jax_would_wrap_around(values):
         numpyro.sample("y", dist.Poisson(numpyro.sample("rate", dist.Exponential(1.0))), obs=y)
 
     refuses("'y'", "beyond the", "pass floats", model=model, data={"y": values})
+
+
+def test_floats_that_single_precision_would_call_infinite():
+    def model(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+    refuses("'y'", "1e+39", "float32", "rescale", model=model, data={"y": np.array([1.0, -1e39, np.inf])})
+    refuses("'y'", "1e+300", model=model, data={"y": [1.0, 1e300]})
+    with pytest.raises(InputError, match="datasets"):
+        dmvi.fit_many(model, {"y": np.array([[1.0], [1e39]])}, progress=False)
 
 
 def test_unknown_keyword_lists_the_known_and_suggests_the_closest():

@@ -104,10 +104,14 @@ def in_default_width(what: str, array: np.ndarray) -> np.ndarray:
     """Floats in the width JAX computes in; integers as they are, if they fit into it.
 
     Raises:
-        InputError: for integers that JAX would wrap around without a word.
+        InputError: for integers that JAX would wrap around without a word, and floats it would call infinite.
     """
     if array.dtype.kind == "f":
-        return array.astype(jnp.result_type(float), copy=False)
+        with np.errstate(over="ignore"):
+            floats = array.astype(jnp.result_type(float), copy=False)
+        if floats.dtype.itemsize < array.dtype.itemsize:
+            _check_finite_still(what, array, floats)
+        return floats
     narrow = jax.dtypes.canonicalize_dtype(array.dtype)
     if narrow.itemsize < array.dtype.itemsize and array.size:
         limits = np.iinfo(narrow)
@@ -117,6 +121,16 @@ def in_default_width(what: str, array: np.ndarray) -> np.ndarray:
                 "JAX computes with; pass floats, or set jax_enable_x64 before anything else."
             )
     return array
+
+
+def _check_finite_still(what: str, array: np.ndarray, floats: np.ndarray) -> None:
+    beyond = np.isinf(floats)
+    if beyond.any() and np.isfinite(array[beyond]).any():
+        largest = np.max(np.abs(array[beyond & np.isfinite(array)]))
+        raise InputError(
+            f"{what} holds numbers up to {largest:.3g}, beyond the {floats.dtype} that JAX computes with; "
+            "rescale them, or set jax_enable_x64 before anything else."
+        )
 
 
 def _list_to_numpy(value: list) -> Any:
