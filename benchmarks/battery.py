@@ -33,7 +33,6 @@ class Known:
         sample: exact draws; None where there is no posterior.
         modes: centres of separate modes, each of which must hold some draws of a good fit.
         sds: of the modes.
-        weights: shares of the modes.
     """
 
     dim: int
@@ -41,7 +40,6 @@ class Known:
     sample: Callable[[np.random.Generator, int], Draws] | None
     modes: Float[np.ndarray, "modes dim"] | None = None
     sds: Float[np.ndarray, " modes"] | None = None
-    weights: Float[np.ndarray, " modes"] | None = None
 
 
 def gaussian(dim: int, condition: float, seed: int = 0, shift: float = 0.0, scale: float = 1.0) -> Known:
@@ -95,7 +93,7 @@ def mixture(centres: Any, sds: Any, weights: Any) -> Known:
         which = rng.choice(len(weights), n, p=weights / weights.sum())
         return centres[which] + sds[which, None] * rng.normal(size=(n, centres.shape[1]))
 
-    return Known(centres.shape[1], log_density, sample, centres, sds, weights / weights.sum())
+    return Known(centres.shape[1], log_density, sample, centres, sds)
 
 
 def labels(places: Sequence[float], weights: Any = 1.0) -> Known:

@@ -140,8 +140,8 @@ def measure(name: str, method: str, n: int, seed: int, processes: int) -> dict[s
     }
 
 
-def markdown(cells: dict[str, dict[str, Any]], machine: dict[str, str]) -> str:
-    """The table of all cells there are."""
+def markdown(cells: dict[str, dict[str, Any]]) -> str:
+    """The table of all cells there are, and where they were made."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     for name, case in cases().items():
         for method, (title, _) in METHODS.items():
@@ -155,7 +155,8 @@ def markdown(cells: dict[str, dict[str, Any]], machine: dict[str, str]) -> str:
                 f"{100 * cell['coverage']:.0f} %", verdict, f"{cell['seconds']:.0f}",
             ]  # fmt: skip
             lines.append("| " + " | ".join(values) + " |")
-    return "\n".join([*lines, "", "; ".join(machine.values()) + "."]) + "\n"
+    made = [f"{machine}." for machine in dict.fromkeys(cell["machine"] for cell in cells.values())]
+    return "\n".join([*lines, "", *made]) + "\n"
 
 
 def run(
@@ -165,15 +166,15 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     file = out / "calibration.json"
     cells = json.loads(file.read_text())["cells"] if file.exists() else {}
-    machine = describe_machine()
+    machine = "; ".join(describe_machine().values())
     for name in names:
         for method in methods:
             if f"{name}/{method}" in cells and not again:
                 continue
-            cells[f"{name}/{method}"] = measure(name, method, n, seed, processes)
-            file.write_text(json.dumps({"machine": machine, "cells": cells}, indent=1) + "\n")
-            (out / "calibration.md").write_text(markdown(cells, machine))
-    return markdown(cells, machine)
+            cells[f"{name}/{method}"] = measure(name, method, n, seed, processes) | {"machine": machine}
+            file.write_text(json.dumps({"cells": cells}, indent=1) + "\n")
+            (out / "calibration.md").write_text(markdown(cells))
+    return markdown(cells)
 
 
 def main() -> None:

@@ -254,6 +254,13 @@ def limited(seconds: float, mebibytes: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+def behind(error: BaseException) -> BaseException:
+    """The first of the errors that led to this one."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
+
+
 def attempt(
     read: Callable[[Path], Any], path: Path, seconds: float = SECONDS, mebibytes: int = MEBIBYTES
 ) -> str | None:
@@ -263,10 +270,11 @@ def attempt(
     try:
         with limited(ENDLESS, mebibytes):
             read(path)
-    except dmvi.InputError:
-        pass
     except BaseException as error:
-        failure = f"{type(error).__name__}: {str(error)[:200]}"
+        if isinstance(behind(error), MemoryError | TimeoutError):
+            failure = f"{type(behind(error)).__name__}, told as {type(error).__name__}: {str(error)[:200]}"
+        elif not isinstance(error, dmvi.InputError):
+            failure = f"{type(error).__name__}: {str(error)[:200]}"
     if time.process_time() - began > seconds:
         failure = failure or "took too long"
     return failure

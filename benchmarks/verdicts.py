@@ -66,15 +66,17 @@ def errors_of(known: Known, draws: np.ndarray) -> tuple[float, float]:
 
 def missed_modes(known: Known, draws: np.ndarray, visited: np.ndarray) -> tuple[int, int]:
     """How many separate modes next to no draw is near, and at how many of these a search has ended."""
-    if known.modes is None or known.sds is None or known.weights is None:
+    if known.modes is None or known.sds is None or known.sample is None:
         return 0, 0
+    exact = known.sample(np.random.default_rng(0), DRAWS)
     apart = [float(np.linalg.norm(a - b)) for i, a in enumerate(known.modes) for b in known.modes[:i]]
     missed, seen = [], []
-    for mode, sd, weight in zip(known.modes, known.sds, known.weights, strict=True):
+    for mode, sd in zip(known.modes, known.sds, strict=True):
         within = min([NEAR * sd * np.sqrt(known.dim), *(distance / 2 for distance in apart)])
-        if np.mean(np.linalg.norm(draws - mode, axis=1) < within) < THIN * weight:
+        own, share = (np.mean(np.linalg.norm(x - mode, axis=1) < within) for x in (draws, exact))
+        if own < THIN * share:
             missed.append(mode)
-            if np.any(np.linalg.norm(visited - mode, axis=1) < within):
+            if any(np.linalg.norm(place - mode) < within for place in visited):
                 seen.append(mode)
     return len(missed), len(seen)
 
@@ -125,8 +127,8 @@ def right(row: dict[str, Any]) -> bool:
     return not (row["truth"] == "bad" and trusted) and not (row["truth"] == "good" and not trusted)
 
 
-def markdown(rows: Sequence[dict[str, Any]], machine: dict[str, str]) -> str:
-    """The confusion table, then every fit."""
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The confusion table, then every fit, then where they were made."""
     truths, verdicts = ("good", "between", "bad", "none"), ("trust", "resample", "do_not_trust", "refused")
     lines = ["| truth | fits | " + " | ".join(verdicts) + " |", "|---" * 6 + "|"]
     for truth in truths:
@@ -151,7 +153,8 @@ def markdown(rows: Sequence[dict[str, Any]], machine: dict[str, str]) -> str:
             row["verdict"],
         ]
         lines.append("| " + " | ".join([*cells, "" if right(row) else "wrong"]) + " |")
-    return "\n".join([*lines, "", *_otherwise(rows), "", "; ".join(machine.values()) + "."]) + "\n"
+    made = [f"{machine}." for machine in dict.fromkeys(row["machine"] for row in rows)]
+    return "\n".join([*lines, "", *_otherwise(rows), "", *made]) + "\n"
 
 
 def _otherwise(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -174,17 +177,17 @@ def run(only: str, seeds: Sequence[int], out: Path, again: bool) -> str:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "verdicts.json"
     rows = {} if not file.exists() else json.loads(file.read_text())["rows"]
-    machine = describe_machine()
+    machine = "; ".join(describe_machine().values())
     for seed in seeds:
         for case in battery():
             key = f"{case.kind}/{case.name}/{seed}"
             if only not in key or (key in rows and not again):
                 continue
-            rows[key] = measure(case, seed)
+            rows[key] = measure(case, seed) | {"machine": machine}
             print(rows[key], flush=True)
-            file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-            (out / "verdicts.md").write_text(markdown(list(rows.values()), machine))
-    return markdown(list(rows.values()), machine)
+            file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            (out / "verdicts.md").write_text(markdown(list(rows.values())))
+    return markdown(list(rows.values()))
 
 
 def main() -> None:

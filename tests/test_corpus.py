@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dmvi
+from benchmarks import fuzz
 from benchmarks.fuzz import attempt, damaged, damaged_npz, data_seeds, read_any, read_fit, resigned
 from dmvi.cli._data import read_data
 from dmvi.targets._rows import open_rows
@@ -43,6 +44,27 @@ def test_damaged_fits(tmp_path):
     for _ in range(40):
         path.write_bytes(damaged(content, rng) if rng.random() < 0.3 else resigned(content, rng))
         assert attempt(read_fit, path) is None
+
+
+def test_a_file_that_asks_for_too_much_memory_is_told_and_seen(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, y=np.zeros(2**23))
+    failure = attempt(read_data, path, mebibytes=20)
+    assert failure is not None
+    assert "MemoryError, told as InputError" in failure
+    assert "asks for more memory than there is" in failure
+    assert attempt(read_data, path) is None
+
+
+def test_what_does_not_end_is_stopped(tmp_path, monkeypatch):
+    def endless(path):
+        while True:
+            time.process_time()
+
+    monkeypatch.setattr(fuzz, "ENDLESS", 0.2)
+    failure = attempt(endless, tmp_path)
+    assert failure is not None
+    assert "did not end" in failure
 
 
 def test_an_archive_that_unpacks_to_too_much(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 import dmvi
 from dmvi._many_block import ROUND_LOOKS
 from dmvi.posterior import Verdict
+from dmvi.starts._many import climb
 from dmvi.targets import as_target, family
 from dmvi.training import Lanes
 from tests.targets.models import SIGMA, Y, eight_schools
@@ -232,6 +233,19 @@ def test_an_interruption_keeps_what_is_there(monkeypatch):
     for y, posterior in zip(DATA, found, strict=True):
         mean, sd, _ = exact(y)
         assert posterior.sample(1000)["mu"].mean() == pytest.approx(mean, abs=0.3 * sd)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e5])
+def test_searches_find_modes_in_coordinates_of_any_scale(scale):
+    def pair(x, middle):
+        squares = -0.5 * jnp.sum((x[None] / scale - jnp.array([[-5.0, 0.0], [5.0, 0.0]])) ** 2, axis=1)
+        return jax.nn.logsumexp(squares) + 0.0 * middle
+
+    targets = family(pair, np.zeros(2), init=scale * jnp.array([0.3, 1.0])).targets
+    starts = scale * np.random.default_rng(0).normal(size=(8, 2), scale=5.0)
+    ends = np.asarray(jax.vmap(lambda start: climb(targets[0], start))(jnp.asarray(starts, jnp.float32)))
+    np.testing.assert_allclose(np.abs(ends[:, 0]) / scale, 5.0, atol=1e-2)
+    np.testing.assert_allclose(ends[:, 1] / scale, 0.0, atol=1e-2)
 
 
 def two_or_one_mode(x, apart):

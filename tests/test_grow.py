@@ -292,7 +292,7 @@ def test_a_mixture_that_ends_better_is_saved_loaded_and_resumed(tmp_path, monkey
     mixed = fitted()
     assert isinstance(mixed.guide, Mixture)
     assert mixed.run.settings["pace"] == dmvi._grow.SHARED
-    assert mixed.diagnostics.round_trip_misses < 0.02  # of the component that made each draw
+    assert mixed.diagnostics.round_trip_error < 0.1  # of the component that made each draw
     mixed.save(tmp_path / "fit.dmvi")
     loaded = dmvi.load(tmp_path / "fit.dmvi", banana, init=jnp.zeros(DIM))
     np.testing.assert_array_equal(loaded.sample(20)["x"], mixed.sample(20)["x"])

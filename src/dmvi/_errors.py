@@ -26,6 +26,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
+def asks_too_much(path: object) -> str:
+    """What to say of a file that could not be read for lack of memory."""
+    return f"{str(path)!r} asks for more memory than there is: it is damaged, or too large for this machine."
+
+
 @contextlib.contextmanager
 def memory_told() -> Iterator[None]:
     """Too little memory, wherever it shows, in words that say what to do."""

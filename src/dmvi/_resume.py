@@ -47,7 +47,7 @@ def resume(
     began = time.perf_counter()
     _check(posterior, steps, optimizer, objective)
     run = posterior.run
-    particles = int(_setting(run, "particles", PARTICLES))
+    particles = max(1, round(_setting(run, "particles", PARTICLES)))
     settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective)
     settings = settings.paced(_setting(run, "pace", 1.0))
     _, _, train_key, judge_key = fit_keys(run.seed)

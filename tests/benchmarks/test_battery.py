@@ -12,6 +12,7 @@ from benchmarks.battery import battery, mixture
 from benchmarks.calibration import cases
 from benchmarks.machine import describe_machine
 from benchmarks.verdicts import errors_of, markdown, missed_modes, right
+from dmvi._run import no_modes
 from dmvi.targets import read_simulator
 
 ROOT = Path(__file__).parents[2]
@@ -44,10 +45,10 @@ def test_errors_and_missed_modes():
     assert known.sample is not None
     draws = known.sample(np.random.default_rng(1), 20_000)
     assert max(errors_of(known, draws)) < 0.05
-    assert missed_modes(known, draws, np.zeros((0, 2))) == (0, 0)
+    assert missed_modes(known, draws, no_modes()[:, 0]) == (0, 0)
     half = draws[draws[:, 0] < 0]
     assert errors_of(known, half)[0] > 0.9
-    assert missed_modes(known, half, np.zeros((0, 2))) == (1, 0)
+    assert missed_modes(known, half, no_modes()[:, 0]) == (1, 0)
     assert missed_modes(known, half, np.array([[9.8, 0.1]])) == (1, 1)
 
 
@@ -56,8 +57,8 @@ def test_a_narrow_mode_beside_a_wide_one_is_missed_though_draws_are_around_it():
     assert known.sample is not None
     draws = known.sample(np.random.default_rng(1), 20_000)
     wide = draws[np.linalg.norm(draws - 3.0, axis=1) > 0.2]
-    assert missed_modes(known, draws, np.zeros((0, 2))) == (0, 0)
-    assert missed_modes(known, wide, np.zeros((0, 2))) == (1, 0)
+    assert missed_modes(known, draws, no_modes()[:, 0]) == (0, 0)
+    assert missed_modes(known, wide, no_modes()[:, 0]) == (1, 0)
     assert missed_modes(known, wide, np.array([[3.01, 3.0]])) == (1, 1)
 
 
@@ -79,9 +80,17 @@ def test_the_machine_tells_the_state_of_the_code():
     ],
 )
 def test_what_counts_as_wrong(truth, verdict, fits):
-    row = {"kind": "k", "name": "n", "truth": truth, "verdict": verdict, "error": 0.2, "missed": 0}
+    row = {
+        "kind": "k",
+        "name": "n",
+        "truth": truth,
+        "verdict": verdict,
+        "error": 0.2,
+        "missed": 0,
+        "machine": "m",
+    }
     assert right(row) is fits
-    assert ("wrong" in markdown([row], {})) is not fits
+    assert ("wrong" in markdown([row])) is not fits
 
 
 @pytest.mark.parametrize("name", list(cases()))

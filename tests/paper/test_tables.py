@@ -114,6 +114,18 @@ def test_lines_are_means_over_replicates(folder):
     assert math.isclose(mixture.gap, 0.25)
 
 
+def test_the_error_of_a_coverage_counts_data_sets_where_these_differ(folder):
+    store = Store(folder)
+    for replicate, share in ((0, 0.2), (1, 0.8)):
+        cell = store.cells[Job("mean", "printed", 100, "diffusion", (replicate,), None).key(replicate)]
+        store.add(cell | {"row": cell["row"] | {"cover50": share}})
+    store.close()
+    line = line_of(gather(read_results(folder))["printed", "own", "mean", 100], "diffusion")
+    assert line is not None
+    assert math.isclose(line.cover50_error, math.sqrt(0.18) / math.sqrt(2))
+    assert math.isclose(line.cover90_error, math.sqrt(0.9 * 0.1 / 10))
+
+
 def test_tables_have_the_papers_layout(folder):
     written = {path.name: path for path in write_tables(folder)}
     assert {"tables.md", "tables.tex", "tables.html", "mean-printed.png", "mean-code-fixed.png"} <= set(

@@ -40,6 +40,7 @@ def test_modes_are_found_in_coordinates_of_any_scale(scale):
     target = from_log_density(gaussians(centres, np.zeros(2), scale), jnp.zeros(2))
     surface = Surface(target)
     starts = 5 * scale * np.random.default_rng(0).normal(size=(8, 2))
+    surface.begin_at(starts)
     visited = visited_modes(surface, [laplace(surface, start) for start in starts])
     assert visited is not None
     visited = visited[np.argsort(visited[:, 0, 0])]
@@ -54,13 +55,33 @@ def test_a_flat_direction_is_told_by_the_largest_curvature():
         assert flat_below(number([0.0, 0.0])) == pytest.approx(1e-8)
 
 
+@pytest.mark.parametrize("from_start", [False, True])
+def test_a_plateau_is_no_farther_after_a_second_search(from_start):
+    """Uphill without end: searches end by their slope, and those that begin where one ended stay there."""
+    target = from_log_density(lambda x: -jnp.sum(jnp.exp(-x)), jnp.zeros(1))
+    surface = Surface(target)
+    if from_start:
+        surface.begin_at(np.zeros((1, 1)))
+    first = laplace(surface, np.zeros(1))
+    again = laplace(surface, first.loc)
+    np.testing.assert_array_equal(again.loc, first.loc)
+
+
 def test_costly_searches_run_a_few_at_a_time(monkeypatch):
     centres = np.array([[-10.0, 0.0], [10.0, 3.0], [0.0, -12.0]])
-    density = gaussians(centres, np.zeros(3))
-    monkeypatch.setattr(_modes, "AT_ONCE", 1)
-    found = modes_of(density, 2)
+    sizes = []
+
+    def climb(target, starts, at_once):
+        sizes.append(at_once)
+        return climbed(target, starts, at_once)
+
+    climbed = _modes._climb
+    monkeypatch.setattr(_modes, "_climb", climb)
+    monkeypatch.setattr(_modes, "AT_ONCE", 2000)
+    found = modes_of(gaussians(centres, np.zeros(3)), 2)
     assert found is not None
     assert len(found.log_weights) == 3
+    assert 1 <= max(sizes) < 100  # of a thousand
 
 
 def forty(seed: int = 1) -> np.ndarray:

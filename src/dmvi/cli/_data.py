@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dmvi._errors import InputError
+from dmvi._errors import InputError, asks_too_much
 from dmvi.targets import TABLES
 
 # An archive of a few bytes must not fill the memory: beyond a GiB, members packed a hundredfold are refused.
@@ -54,6 +54,8 @@ def read_data(path: Path, *, named: bool = False) -> dict[str, Any]:
         raise InputError(f"the data file {str(path)!r} is not text in UTF-8; save it as UTF-8.") from error
     except InputError:
         raise
+    except MemoryError as error:
+        raise InputError(asks_too_much(path)) from error
     except Exception as error:  # as lists nested thousands deep, or numbers of thousands of digits
         raise InputError(
             f"the data file {str(path)!r} cannot be understood ({type(error).__name__}: "
@@ -115,6 +117,8 @@ def _npz(path: Path) -> dict[str, Any]:
             arrays = {info.filename: _member(path, archive, info) for info in archive.infolist()}
     except InputError:
         raise
+    except MemoryError as error:
+        raise InputError(asks_too_much(path)) from error
     except Exception as error:  # a parser of bytes from anywhere can fail in any way
         raise InputError(f"{path} is not a NumPy archive ({error}); write it with numpy.savez.") from error
     named = {name.removesuffix(".npy"): array for name, array in arrays.items()}

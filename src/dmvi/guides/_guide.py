@@ -97,17 +97,15 @@ class Guide(eqx.Module):
     def evidence(self, xi: Float[Array, " dim"], key: PRNGKeyArray | None = None) -> Float[Array, ""]:
         """log q(xi) at a given point; exact here, `key` is for guides that only bound it."""
 
-    def round_trip(self, key: PRNGKeyArray) -> Float[Array, ""]:
-        """|log q(xi) - log_q| of a draw whose log q(xi) is found by inversion; infinite where that fails.
+    def round_trip(self, key: PRNGKeyArray) -> tuple[Float[Array, ""], Float[Array, ""]] | None:
+        """log_q of a draw, and log q(xi) found by inversion; None where draws have no inverse.
 
-        Zero as far as rounding goes where the map from noise to draws is injective, as `log_q` has it. NaN
-        for a guide whose draws have no inverse to compare with.
+        They are the same where the map from noise to draws is injective, as `log_q` takes it to be.
         """
         if not self.exact:
-            return jnp.asarray(jnp.nan)
+            return None
         draw = self.draw(key)
-        error = jnp.abs(self.evidence(draw.xi) - draw.log_q)
-        return jnp.where(jnp.isnan(error), jnp.inf, error)
+        return draw.log_q, self.evidence(draw.xi)
 
     def stages(self, key: PRNGKeyArray) -> Float[Array, "stages dim"]:
         """One draw on its way from noise: for a guide without steps the noise, then the draw."""

@@ -66,6 +66,8 @@ def evidence_chunk(guide: Guide, xi: Float[Array, "n dim"]) -> Float[Array, " n"
 
 
 @compiled
-def round_trip_chunk(guide: Guide, keys: PRNGKeyArray) -> Float[Array, " n"]:
-    """Errors of log q by inversion at fresh draws."""
+def round_trip_chunk(
+    guide: Guide, keys: PRNGKeyArray
+) -> tuple[Float[Array, " n"], Float[Array, " n"]] | None:
+    """log_q of fresh draws, and log q by inversion; None where draws have no inverse."""
     return jax.vmap(guide.round_trip)(keys)

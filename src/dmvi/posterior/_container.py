@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmvi._errors import InputError
+from dmvi._errors import InputError, asks_too_much
 from dmvi.posterior._atomic import replaced
 
 FORMAT, VERSION = "dmvi", 1
@@ -72,6 +72,8 @@ def read(path: Path) -> Contents:
         raise
     except FileNotFoundError as error:
         raise FileError(f"there is no file {str(path)!r}.") from error
+    except MemoryError as error:
+        raise FileError(asks_too_much(path)) from error
     except Exception as error:  # a parser of untrusted bytes can fail in any way; all mean the same here
         raise FileError(
             f"{str(path)!r} is no intact file of dmvi: {type(error).__name__}: {error}. It may have been cut "

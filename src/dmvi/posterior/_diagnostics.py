@@ -207,10 +207,13 @@ def diagnose(
 def _round_trip(draws: Draws, weighed: Weighed, key: PRNGKeyArray) -> tuple[float, float]:
     """Largest error of log q by inversion over ROUND_TRIPS draws, and the share of draws that it misses."""
     if draws.exact:
-        log_q = weighed.log_q[:ROUND_TRIPS].astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            error = np.abs(draws.evidence(weighed.xi[:ROUND_TRIPS]).astype(np.float64) - log_q)
-        error = np.where(np.isnan(error), np.inf, error)
+        found = weighed.log_q[:ROUND_TRIPS], draws.evidence(weighed.xi[:ROUND_TRIPS])
     else:
-        error = draws.round_trips(key)
+        found = draws.round_trips(key)
+    if found is None:
+        return np.nan, 0.0
+    log_q, again = (part.astype(np.float64) for part in found)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(again - log_q)
+    error = np.where(np.isnan(error), np.inf, error)
     return float(np.max(error)), float(np.mean(error > _ROUND_TRIP_TOLERANCE))

@@ -97,9 +97,12 @@ class Draws:
         chunk = min(self._chunk, ROUND_TRIPS)
         return _over_rows(lambda rows: evidence_chunk(self._guide, rows), xi, chunk)
 
-    def round_trips(self, key: PRNGKeyArray) -> Float[np.ndarray, " n"]:
-        """Errors of log q by inversion at fresh draws; NaN for a guide that has no inverse."""
-        return np.asarray(round_trip_chunk(self._guide, jax.random.split(key, ROUND_TRIPS)), float)
+    def round_trips(self, key: PRNGKeyArray) -> tuple[np.ndarray, np.ndarray] | None:
+        """log_q of fresh draws, and log q by inversion; None for a guide whose draws have no inverse."""
+        chunk = min(self._chunk, ROUND_TRIPS)
+        keys = jax.random.split(key, ROUND_TRIPS)
+        found = [round_trip_chunk(self._guide, keys[i : i + chunk]) for i in range(0, ROUND_TRIPS, chunk)]
+        return None if found[0] is None else _join(found, ROUND_TRIPS)
 
     def constrain(self, xi: Float[np.ndarray, "n dim"]) -> dict[str, np.ndarray]:
         """The model's variables at each xi, in the model's own order."""

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from dmvi._errors import asks_too_much
 from dmvi._run import Run, Status
 from dmvi.posterior._atomic import check_place
 from dmvi.posterior._container import Contents, FileError, read, write
@@ -134,6 +135,8 @@ def read_fit(path: Path) -> Fit:
         return _understood(contents)
     except FileError:
         raise
+    except MemoryError as error:
+        raise FileError(asks_too_much(path)) from error
     except Exception as error:  # any value in the record may be of any kind
         raise FileError(
             f"{str(path)!r} is no intact fit: {type(error).__name__}: {error}. Fit again."

@@ -56,9 +56,10 @@ def judge(diagnostics: Diagnostics) -> Judgement:
     - trust: ESS at least 0.9 and k-hat below 0.7, or ESS at least 0.99 whatever k-hat says;
     - trust after resampling: k-hat below 0.7 and at least 400 effective draws;
     - do not trust: everything else, more than 0.1 % of the weights not finite, more than 1 % of the
-      draws whose density the guide could not confirm by inverting itself (chains and mixtures, whose
-      weights are not of the draw alone, are not inverted), or a separate mode of more than 0.1 % of the
-      posterior that the warm start visited and the guide has no draws near.
+      draws whose density the guide could not confirm by inverting itself (a mixture the component that
+      made the draw; chains, whose weights are those of whole paths, are not inverted), or a separate
+      mode of more than 0.1 % of the posterior that the warm start visited and the guide has no draws
+      near.
 
     How training ended does not enter: the weights judge the fit that it left behind. It does
     decide what is worth trying next.

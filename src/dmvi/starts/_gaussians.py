@@ -84,6 +84,8 @@ def overlapping_modes(
             return None
         rng = np.random.default_rng(seed_of(search_key))
         modes = all_modes(target, surface, modes, symmetry, rng, deadline)
+    if time.perf_counter() > deadline:
+        return None
     rng = np.random.default_rng(seed_of(fill_key))
     loc, scale, log_weights = _filled(modes, rng)
     cloud = cloud_of(target, loc, scale, symmetry, first_key)

@@ -1,5 +1,6 @@
 """Laplace's approximation at the best of a few optima."""
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 from jax.extend.core import Jaxpr, jaxprs_in_params
+from jaxtyping import Float
 
 from dmvi._compile import quick_options
 from dmvi.targets._target import Target
@@ -16,7 +18,7 @@ from dmvi.targets._target import Target
 MAX_ITERATIONS = 100
 LARGEST_SD = 1e4
 NO_CURVATURE = 1e-24  # sds beyond 1e12
-SLOPE = 1e-5  # at which a search ends, or this share of the slope that it began with
+SLOPE = 1e-5  # at which a search ends
 NOWHERE = 1e30  # stands for -log pi where that is not finite
 
 
@@ -27,19 +29,28 @@ class Surface:
     """
 
     def __init__(self, target: Target):
-        self.dtype, self.dim = jnp.result_type(float), target.dim
+        self.dtype, self.dim, self.tolerance = jnp.result_type(float), target.dim, SLOPE
         options = quick_options()
         self._first = jax.jit(jax.value_and_grad(target.log_density), compiler_options=options)
         self._second = jax.jit(target.hessian, compiler_options=options)
 
+    def begin_at(self, starts: Float[np.ndarray, "n dim"]) -> None:
+        """Let searches end at SLOPE, or at that share of the slopes where they begin if these are below one.
+
+        In coordinates of large scale slopes are small everywhere, and SLOPE may be a whole sd from a mode.
+        """
+        steepest = max(np.max(np.abs(np.nan_to_num(self.value_and_gradient(x)[1]))) for x in starts)
+        self.tolerance = SLOPE * min(float(steepest), 1.0)
+
     def primitives(self) -> set[str]:
         """Names of the operations that log pi and its gradient are made of."""
-        return set(_names(self._program()))
+        return set(_names(self._program))
 
     def numbers(self) -> int:
         """How many numbers log pi and its gradient form on the way, a measure of what they cost."""
-        return _numbers(self._program())
+        return _numbers(self._program)
 
+    @functools.cached_property
     def _program(self) -> Jaxpr:
         return self._first.trace(jax.ShapeDtypeStruct((self.dim,), self.dtype)).jaxpr.jaxpr
 
@@ -126,13 +137,7 @@ def climb(
             return NOWHERE, np.zeros_like(x)
         return -value, -np.nan_to_num(gradient)
 
-    # In coordinates of large scale slopes are small everywhere.
-    steepest = float(np.max(np.abs(negative(start)[1])))
-    options = {
-        "maxiter": iterations,
-        "maxfun": 2 * iterations,
-        "gtol": SLOPE * min(steepest, 1.0),
-    }
+    options = {"maxiter": iterations, "maxfun": 2 * iterations, "gtol": surface.tolerance}
     passed = None if way is None else lambda x: way.append(np.array(x))
     found = scipy.optimize.minimize(
         negative, start, jac=True, method="L-BFGS-B", options=options, callback=passed

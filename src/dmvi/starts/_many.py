@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from dmvi._compile import compiled
 from dmvi.guides import AnyAffine, anchored
 from dmvi.objectives import PathELBO
-from dmvi.starts._laplace import Mode, flat_below
+from dmvi.starts._laplace import LARGEST_SD, Mode, flat_below
 from dmvi.starts._modes import STATIONARY, modes_apart
 from dmvi.starts._warm_start import BROAD_SCALES, LEARNING_RATE, PARTICLES, improved
 from dmvi.targets import Target
@@ -136,12 +136,14 @@ def climb(target: Target, start: Float[Array, " dim"]) -> Float[Array, " dim"]:
         trial = x + jax.scipy.linalg.cho_solve((factor, True), slope)
         there = target.log_density(trial)
         better = jnp.all(jnp.isfinite(trial)) & (there > value)
-        damping = jnp.clip(jnp.where(better, damping / 5, damping * 8), 1e-6, 1e10)
+        damping = jnp.clip(jnp.where(better, damping / 5, damping * 8), 1e-6 * unit, 1e10 * unit)
         return jnp.where(better, trial, x), jnp.where(better, there, value), damping
 
     value = target.log_density(start)
     value = jnp.where(jnp.isfinite(value), value, -jnp.inf)
-    return jax.lax.fori_loop(0, NEWTON_STEPS, step, (start, value, jnp.ones((), start.dtype)))[0]
+    # In coordinates of large scale curvatures are small everywhere.
+    unit = flat_below(jnp.diagonal(target.hessian(start))) * LARGEST_SD**2
+    return jax.lax.fori_loop(0, NEWTON_STEPS, step, (start, value, unit.astype(start.dtype)))[0]
 
 
 def scale_of(precision: Float[Array, "dim dim"], *, full: bool) -> Array:

@@ -33,6 +33,7 @@ from dmvi.training import (
 )
 
 TRIED_STARTS = 32
+SLOPES = 4  # of these, at which slopes are looked at
 SEARCHES = 32  # for modes
 GLANCE = 30  # iterations of every search
 FINALISTS = 8  # searches, by Laplace's evidence after them, that go on to the end
@@ -158,6 +159,7 @@ def _candidates(
     """Gaussians to begin from, and every mode found on the way."""
     start_key, prior_key = children(key, 2)
     starts = ranked_starts(target, surface, start_key)
+    surface.begin_at(starts[:SLOPES])
     narrow, wide = (np.full(target.dim, scale) for scale in BROAD_SCALES)
     candidates = [
         Candidate("gaussian-vi", starts[0], np.diag(narrow) if full else narrow),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dmvi._errors import InputError
+from dmvi._errors import InputError, asks_too_much
 from dmvi.targets._arguments import in_default_width
 
 Block = dict[str, np.ndarray]
@@ -114,6 +114,8 @@ class NpyColumn:
         try:
             self._seen = _file_fingerprint(path)
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        except MemoryError as error:
+            raise InputError(asks_too_much(path)) from error
         except Exception as error:  # a parser of bytes from anywhere can fail in any way
             raise InputError(f"{str(path)!r} is no readable .npy file: {error}.") from error
         if not isinstance(mapped, np.memmap) or mapped.ndim == 0 or np.isfortran(mapped):
@@ -257,6 +259,8 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
+    except MemoryError as error:
+        raise InputError(asks_too_much(path)) from error
     except Exception as error:  # a parser of bytes from anywhere can fail in any way
         raise InputError(f"{str(path)!r} is no readable table: {error}.") from error
 
