@@ -9,24 +9,29 @@ group, ybar_ij the mean of column ij over N rows and m_i the mean of group i's c
     beta_ij | gamma_i ~ N(r gamma_i + (1 - r) ybar_ij, r b^2),     r = (s^2 / N) / (b^2 + s^2 / N).
 
 So the evidence of the scales and all moments are closed forms, and a posterior is a mixture of Gaussians
-over a grid of one or two log-scales, on which the trapezoidal rule is exact to rounding.
+over a grid of one or two log-scales, on which the trapezoidal rule gives evidence and moments to rounding.
+Marginals of a scale need its distribution function between nodes: the integral of a monotone cubic through
+its density at them.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
+from scipy.interpolate import PchipInterpolator
 from scipy.special import ndtr, ndtri
 
 from dmvi.paper._models import Hierarchy, PaperModel, softplus_inverse
 
 LEVELS = (np.arange(200) + 0.5) / 200  # at which marginals are compared
 RANGE = (-14.0, 2.5)  # of log-scales: half-normal priors leave less than 1e-6 outside
-NODES = {1: 400, 2: 90}  # per axis, by the number of unknown scales
+NODES = {1: 400, 2: 90}  # per axis, by the number of unknown scales: for evidence and moments
+FINE = {1: 400, 2: 360}  # for what lies between nodes: marginals of scales, and draws
 ROUNDS = 4  # of closing in on where the posterior is
 BEYOND = 25.0  # nats below the largest weight at which a node is out of the next round
 NEGLIGIBLE = 1e-9  # share of the largest weight below which a node is left out
 POINTS = 600  # of a marginal's distribution function
+BETWEEN = 20  # of them between two nodes of a scale
 REACH = 9.0  # sds that it spans
 SCALES = ("gamma_scale", "beta_scale", "scale")
 
@@ -60,8 +65,9 @@ class ExactPosterior:
         mean: E[u].
         sd: standard deviations of u.
         quantiles: of each coordinate at LEVELS.
-        nodes: the grid; None for the mean model.
-        data: column means and number of rows.
+        nodes: the fine grid, which draws are made from; None for the mean model.
+        column_means: of the data.
+        rows: of the data.
     """
 
     model: PaperModel
@@ -104,32 +110,41 @@ def _mean_posterior(model: PaperModel, y: np.ndarray) -> ExactPosterior:
 
 
 def _hierarchy_posterior(model: PaperModel, has: Hierarchy, y: np.ndarray) -> ExactPosterior:
-    nodes, log_weights = _closed_in(has, y)
+    nodes, log_evidence = _grid(has, y, NODES)
+    fine, _ = _grid(has, y, FINE)
+    column_means = y.mean(0)
+    means, variances = _node_moments(model, has, nodes, column_means, len(y))
+    mean = nodes.weights @ means
+    sd = np.sqrt(nodes.weights @ (variances + (means - mean[None]) ** 2))
+    columns = [
+        _quantiles_of_scale(fine.weights, getattr(fine, name))
+        if name in SCALES
+        else _quantiles(nodes.weights, means[:, i], np.sqrt(variances[:, i]), mean[i], sd[i])
+        for i, name in enumerate(model.names)
+    ]
+    quantiles = np.stack(columns, axis=1)
+    return ExactPosterior(model, log_evidence, mean, sd, quantiles, fine, column_means, len(y))
+
+
+def _grid(has: Hierarchy, y: np.ndarray, counts: dict[int, int]) -> tuple[Nodes, float]:
+    """A grid over where the posterior of the scales is, and log p(y)."""
+    nodes, log_weights = _closed_in(has, y, counts)
     largest = log_weights.max()
     mass = np.exp(log_weights - largest)
     cell = np.prod([spacing for spacing in nodes.spacing.values() if spacing])
-    log_evidence = largest + np.log(mass.sum() * cell)
     kept = mass > NEGLIGIBLE
     weights = mass[kept] / mass[kept].sum()
     scales = {name: getattr(nodes, name)[kept] for name in SCALES}
-    nodes = replace(nodes, weights=weights, **scales)
-    exact = ExactPosterior(
-        model, float(log_evidence), np.empty(0), np.empty(0), np.empty((0, 0)), nodes, y.mean(0), len(y)
-    )
-    means, variances, cells = _node_moments(exact, has)
-    mean = weights @ means
-    sd = np.sqrt(weights @ (variances + (means - mean[None]) ** 2))
-    sds = np.sqrt(variances + cells)
-    columns = [_quantiles(weights, means[:, i], sds[:, i], mean[i], sd[i]) for i in range(len(mean))]
-    return replace(exact, mean=mean, sd=sd, quantiles=np.stack(columns, axis=1))
+    return replace(nodes, weights=weights, **scales), float(largest + np.log(mass.sum() * cell))
 
 
-def _closed_in(has: Hierarchy, y: np.ndarray) -> tuple[Nodes, np.ndarray]:
-    """A grid over where the posterior of the scales is, and log p(y, log scales) at its nodes."""
+def _closed_in(has: Hierarchy, y: np.ndarray, counts: dict[int, int]) -> tuple[Nodes, np.ndarray]:
+    """That grid, not weighed yet, and log p(y, log scales) at its nodes."""
     unknown = [name for name in SCALES if getattr(has, name)]
-    count = NODES[len(unknown)]
     ranges = dict.fromkeys(unknown, RANGE)
-    for _ in range(ROUNDS):
+    for remaining in reversed(range(ROUNDS)):
+        # Any grid tells where the posterior is; the last one is the one that was asked for.
+        count = (NODES if remaining else counts)[len(unknown)]
         axes = {name: np.linspace(*ranges[name], count) for name in unknown}
         spacing = {name: float(axis[1] - axis[0]) for name, axis in axes.items()}
         grids = np.meshgrid(*axes.values(), indexing="ij")
@@ -194,16 +209,12 @@ def _location(has: Hierarchy, top: np.ndarray, centres: np.ndarray) -> tuple[np.
     return variance * centres.sum() / top, variance
 
 
-def _node_moments(exact: ExactPosterior, has: Hierarchy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Means and variances of every coordinate of u given the scales of each node.
-
-    The third is the variance of a log-scale within the cell that a node stands for: sums over nodes need
-    it not, distribution functions would be steps without it.
-    """
-    nodes, columns = exact.nodes, exact.column_means
-    assert nodes is not None
+def _node_moments(
+    model: PaperModel, has: Hierarchy, nodes: Nodes, columns: np.ndarray, rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means and variances of every coordinate of u given the scales of each node."""
     centres = columns.reshape(has.groups, has.per_group).mean(1)
-    w, r, top = _shares(nodes, has, exact.rows)
+    w, r, top = _shares(nodes, has, rows)
     mu, mu_variance = _location(has, top, centres)
     gamma = w[:, None] * mu[:, None] + (1 - w)[:, None] * centres[None]
     gamma_variance = (w * nodes.gamma_scale**2 + w**2 * mu_variance)[:, None] * np.ones((1, has.groups))
@@ -212,19 +223,26 @@ def _node_moments(exact: ExactPosterior, has: Hierarchy) -> tuple[np.ndarray, np
     beta_variance = (r * nodes.beta_scale**2 + r**2 * gamma_variance[:, 0])[:, None] * np.ones(
         (1, beta.shape[1])
     )
-    none = np.zeros((len(w), 1))
     found = {
-        "beta": (beta, beta_variance, np.zeros_like(beta)),
-        "gamma": (gamma, gamma_variance, np.zeros_like(gamma)),
-        "gamma_loc": (mu[:, None], mu_variance[:, None], none),
+        "beta": (beta, beta_variance),
+        "gamma": (gamma, gamma_variance),
+        "gamma_loc": (mu[:, None], mu_variance[:, None]),
     }
     for name in SCALES:
-        value = getattr(nodes, name)[:, None]
-        slope = value / -np.expm1(-value)  # d softplus^-1(x) / d log x
-        found[name] = (softplus_inverse(value), none, slope**2 * nodes.spacing[name] ** 2 / 12)
-    parts = zip(*(found[site] for site in exact.model.shapes), strict=True)
-    means, variances, cells = (np.concatenate(part, axis=1) for part in parts)
-    return means, variances, cells
+        found[name] = softplus_inverse(getattr(nodes, name))[:, None], np.zeros((len(w), 1))
+    parts = zip(*(found[site] for site in model.shapes), strict=True)
+    means, variances = (np.concatenate(part, axis=1) for part in parts)
+    return means, variances
+
+
+def _quantiles_of_scale(weights: np.ndarray, scale: np.ndarray) -> Float[np.ndarray, " levels"]:
+    """Quantiles at LEVELS of softplus^-1 of a scale, from its marginal at the nodes of its axis."""
+    nodes, place = np.unique(np.log(scale), return_inverse=True)
+    density = np.bincount(place, weights)
+    cumulative = PchipInterpolator(nodes, density).antiderivative()
+    points = np.linspace(nodes[0], nodes[-1], BETWEEN * len(nodes))
+    levels = cumulative(points) / cumulative(points[-1])
+    return softplus_inverse(np.exp(np.interp(LEVELS, levels, points)))
 
 
 def _quantiles(
