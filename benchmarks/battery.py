@@ -108,6 +108,35 @@ def scaled(parts: tuple[Any, Any, Any], scale: float) -> Known:
     return mixture(scale * np.asarray(centres), scale * np.asarray(sds), weights)
 
 
+def pair_of_units() -> Known:
+    """Two modes in coordinates of very different scale."""
+    units, unit = np.array([12_000.0, 1.0]), scaled(PAIR, 1.0)
+    assert unit.sample is not None
+    assert unit.modes is not None
+    draw = unit.sample
+    return Known(
+        2,
+        lambda x: unit.log_density(x / jnp.asarray(units)),
+        lambda rng, n: units * draw(rng, n),
+        units * unit.modes,
+        np.full(2, units[0]),
+    )
+
+
+def skewed_pair(dim: int) -> Known:
+    """Two modes far apart in the first coordinate; the others as in `skewed`."""
+    places = np.array([-60.0, 60.0])
+
+    def log_density(x):
+        return logsumexp(norm.logpdf(x[0], jnp.asarray(places))) + jnp.sum(x[1:] - jnp.exp(x[1:]))
+
+    def sample(rng, n):
+        first = rng.choice(places, n) + rng.normal(size=n)
+        return np.column_stack([first, np.log(rng.exponential(size=(n, dim - 1)))])
+
+    return Known(dim, log_density, sample, np.pad(places[:, None], ((0, 0), (0, dim - 1))), np.full(2, 1.3))
+
+
 def student_t(dim: int, df: float) -> Known:
     """Independent Student t."""
     return Known(dim, lambda x: student.logpdf(x, df).sum(), lambda rng, n: rng.standard_t(df, size=(n, dim)))
@@ -220,6 +249,14 @@ def families() -> list[Case]:
     units = [
         Case("separate modes", f"pair of scale {scale}, {guide}", scaled(PAIR, scale), {"guide": guide})
         for scale, guide in ((1e-4, "full-rank"), (1e5, "full-rank"), (1e5, "auto"))
+    ]
+    missed += [
+        Case("separate modes", f"{name}, {guide}", known, {"guide": guide})
+        for name, known in (
+            ("pair of scales 12,000 and 1", pair_of_units()),
+            ("skewed pair, d = 100", skewed_pair(100)),
+        )
+        for guide in ("auto", "full-rank")
     ]
     return [*missed, *units, *early, *plain, *labelled()]
 

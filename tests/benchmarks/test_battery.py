@@ -52,6 +52,15 @@ def test_errors_and_missed_modes():
     assert missed_modes(known, half, np.array([[9.8, 0.1]])) == (1, 1)
 
 
+def test_a_missed_mode_of_little_mass_is_an_error_of_the_mean():
+    """15 % at twelve sds make a mean of 1.8, and an sd far beyond the quartiles' distance."""
+    known = mixture([[0.0], [12.0]], [1.0, 1.0], [0.85, 0.15])
+    assert known.sample is not None
+    draws = known.sample(np.random.default_rng(1), 20_000)
+    assert errors_of(known, draws)[0] < 0.05
+    assert errors_of(known, draws[draws < 6][:, None])[0] == pytest.approx(1.8 / 4.4, rel=0.05)
+
+
 def test_a_narrow_mode_beside_a_wide_one_is_missed_though_draws_are_around_it():
     known = mixture([[0.0, 0.0], [3.0, 3.0]], [1.0, 0.02], [0.5, 0.5])
     assert known.sample is not None

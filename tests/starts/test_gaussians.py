@@ -15,7 +15,7 @@ from dmvi.guides import Block, GaussianGuide, Symmetry, anchored, mixture
 from dmvi.posterior import Draws
 from dmvi.starts import _gaussians, overlapping_modes
 from dmvi.starts._laplace import Surface, laplace
-from dmvi.starts._modes import MOST, visited_modes
+from dmvi.starts._modes import MOST, modes_apart, proper
 from dmvi.starts._weighed import cloud_of, in_all_labellings, weighed_gaussians
 from dmvi.targets import from_log_density
 
@@ -32,7 +32,7 @@ def searched():
     target = from_log_density(crossing_bananas, jnp.zeros(2))
     surface = Surface(target)
     starts = np.random.default_rng(0).normal(scale=2.0, size=(12, 2))
-    return target, visited_modes(surface, [laplace(surface, start) for start in starts])
+    return target, modes_apart(proper(surface, [laplace(surface, start) for start in starts]))
 
 
 def fitted(target, visited, *, single=-1.0, deadline=np.inf):

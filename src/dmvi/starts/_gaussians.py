@@ -76,13 +76,14 @@ def overlapping_modes(
     search_key, first_key, fill_key, *stage_keys = children(key, 3 + 2 * STAGES)
     surface, symmetry = Surface(target), symmetry_of(target, visited)
     with small_matrices(surface):
+        rng = np.random.default_rng(seed_of(search_key))
+        surface.begin_at(np.stack([mode[0] + mode[1:] @ rng.standard_normal(target.dim) for mode in visited]))
         modes = known_modes(surface, [mode[0] for mode in visited])
         if len(modes) < FEWEST_MODES:
             return None
         modes = one_of_each(surface, symmetry, modes)
         if gaussians_of(target, modes, symmetry, first_key).elbo < single - HOPELESS:
             return None
-        rng = np.random.default_rng(seed_of(search_key))
         modes = all_modes(target, surface, modes, symmetry, rng, deadline)
     if time.perf_counter() > deadline:
         return None

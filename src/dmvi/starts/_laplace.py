@@ -16,9 +16,12 @@ from dmvi._compile import quick_options
 from dmvi.targets._target import Target
 
 MAX_ITERATIONS = 100
-LARGEST_SD = 1e4
+LARGEST_SD = 1e4  # in the units of `units_of`
+FLAT = LARGEST_SD**-2
 NO_CURVATURE = 1e-24  # sds beyond 1e12
 SLOPE = 1e-5  # at which a search ends
+WIDE = 1e-2  # slope where searches begin, below which a coordinate is searched in another unit
+LARGEST_UNIT = 1e8
 NOWHERE = 1e30  # stands for -log pi where that is not finite
 
 
@@ -30,17 +33,20 @@ class Surface:
 
     def __init__(self, target: Target):
         self.dtype, self.dim, self.tolerance = jnp.result_type(float), target.dim, SLOPE
+        self.units = np.ones(target.dim)
         options = quick_options()
         self._first = jax.jit(jax.value_and_grad(target.log_density), compiler_options=options)
         self._second = jax.jit(target.hessian, compiler_options=options)
 
     def begin_at(self, starts: Float[np.ndarray, "n dim"]) -> None:
-        """Let searches end at SLOPE, or at that share of the slopes where they begin if these are below one.
+        """Let searches step and end in units in which the slopes where they begin are not small.
 
-        In coordinates of large scale slopes are small everywhere, and SLOPE may be a whole sd from a mode.
+        In a coordinate of large scale slopes are small everywhere, and SLOPE may be a whole sd from a mode.
         """
-        steepest = max(np.max(np.abs(np.nan_to_num(self.value_and_gradient(x)[1]))) for x in starts)
-        self.tolerance = SLOPE * min(float(steepest), 1.0)
+        slopes = np.abs([np.nan_to_num(self.value_and_gradient(x)[1]) for x in starts]).max(axis=0)
+        steepest = slopes.max()
+        self.units = np.where(slopes > 0, np.clip(slopes / WIDE, 1 / LARGEST_UNIT, 1.0), 1.0)
+        self.tolerance = SLOPE * (WIDE if np.any(self.units < 1) else min(float(steepest), 1.0))
 
     def primitives(self) -> set[str]:
         """Names of the operations that log pi and its gradient are made of."""
@@ -96,15 +102,29 @@ class Mode(NamedTuple):
     log_evidence: float
 
 
-def flat_below(curvatures: Any) -> Any:
-    """The curvature below which a direction is flat: LARGEST_SD^-2, or that share of the largest of all.
+def units_of(diagonal: Any) -> Any:
+    """The square roots of second derivatives where these are below one; 1 where they are not or are none.
 
-    Of NumPy or JAX arrays. Where every direction is wide, as in coordinates of large scale, none is flat;
-    where none curves at all, all are.
+    Of NumPy or JAX arrays. Times these, a coordinate of large scale is one of sd at most 1.
     """
-    largest = abs(curvatures).max()
-    curved = largest > NO_CURVATURE
-    return LARGEST_SD**-2 * (curved * largest + ~curved).clip(max=1.0)
+    xp = _library_of(diagonal)
+    return xp.sqrt(xp.where(diagonal > NO_CURVATURE, xp.minimum(diagonal, 1.0), 1.0))
+
+
+def curvatures_of(precision: Any) -> tuple[Any, Any, Any]:
+    """Units D of the coordinates, and eigenvalues and vectors of D^-1 precision D^-1.
+
+    Of NumPy or JAX arrays. A direction is flat where its curvature is below FLAT in these units: coordinates
+    of different scales are no reason to take the widest for flat.
+    """
+    xp = _library_of(precision)
+    units = units_of(xp.diagonal(precision))
+    values, vectors = xp.linalg.eigh(precision / units[:, None] / units[None, :])
+    return units, values, vectors
+
+
+def _library_of(array: Any) -> Any:
+    return jnp if isinstance(array, jax.Array) else np
 
 
 def laplace(surface: Surface, start: np.ndarray, iterations: int = MAX_ITERATIONS) -> Mode:
@@ -118,9 +138,9 @@ def laplace(surface: Surface, start: np.ndarray, iterations: int = MAX_ITERATION
     if not (np.isfinite(loc).all() and np.isfinite(precision).all() and np.isfinite(log_pi)):
         return Mode(start, np.eye(start.size), -np.inf)
     precision = 0.5 * (precision + precision.T)
-    curvatures = np.linalg.eigvalsh(precision)
-    curvatures = np.maximum(curvatures, flat_below(curvatures))
-    return Mode(loc, precision, log_pi - 0.5 * np.sum(np.log(curvatures / (2 * np.pi))))
+    units, curvatures, _ = curvatures_of(precision)
+    log_volume = 0.5 * np.sum(np.log(np.maximum(curvatures, FLAT) / (2 * np.pi))) + np.sum(np.log(units))
+    return Mode(loc, precision, log_pi - log_volume)
 
 
 def climb(
@@ -130,19 +150,20 @@ def climb(
 
     The points it passes are added to `way`.
     """
+    units = surface.units
 
-    def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = surface.value_and_gradient(x)
+    def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = surface.value_and_gradient(z / units)
         if not np.isfinite(value):
-            return NOWHERE, np.zeros_like(x)
-        return -value, -np.nan_to_num(gradient)
+            return NOWHERE, np.zeros_like(z)
+        return -value, -np.nan_to_num(gradient) / units
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "gtol": surface.tolerance}
-    passed = None if way is None else lambda x: way.append(np.array(x))
+    passed = None if way is None else lambda z: way.append(z / units)
     found = scipy.optimize.minimize(
-        negative, start, jac=True, method="L-BFGS-B", options=options, callback=passed
+        negative, start * units, jac=True, method="L-BFGS-B", options=options, callback=passed
     )
-    return found.x, -float(found.fun) if found.fun < NOWHERE else -np.inf
+    return found.x / units, -float(found.fun) if found.fun < NOWHERE else -np.inf
 
 
 def scale_from_precision(precision: np.ndarray, *, full: bool) -> np.ndarray:
@@ -152,9 +173,10 @@ def scale_from_precision(precision: np.ndarray, *, full: bool) -> np.ndarray:
     """
     if not full:
         diagonal = np.diagonal(precision)
-        return 1 / np.sqrt(np.maximum(diagonal, flat_below(diagonal)))
-    values, vectors = np.linalg.eigh(precision)
-    root = vectors / np.sqrt(np.maximum(values, flat_below(values)))
+        units = units_of(diagonal)
+        return 1 / np.sqrt(np.maximum(diagonal, FLAT * units**2))
+    units, values, vectors = curvatures_of(precision)
+    root = vectors / np.sqrt(np.maximum(values, FLAT)) / units[:, None]
     triangle = np.asarray(np.linalg.qr(root.T, mode="r")).T
     signs = np.sign(np.diagonal(triangle))
     return triangle * np.where(signs == 0, 1.0, signs)

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from dmvi._compile import compiled
 from dmvi.guides import AnyAffine, anchored
 from dmvi.objectives import PathELBO
-from dmvi.starts._laplace import LARGEST_SD, Mode, flat_below
+from dmvi.starts._laplace import FLAT, Mode, curvatures_of, units_of
 from dmvi.starts._modes import STATIONARY, modes_apart
 from dmvi.starts._warm_start import BROAD_SCALES, LEARNING_RATE, PARTICLES, improved
 from dmvi.targets import Target
@@ -116,43 +116,42 @@ def _mode(target: Target, start: Float[Array, " dim"]) -> tuple[tuple[Array, Arr
     (value, gradient), precision = jax.value_and_grad(target.log_density)(x), -target.hessian(x)
     usable = jnp.isfinite(value) & jnp.all(jnp.isfinite(precision))
     precision = jnp.where(usable, 0.5 * (precision + precision.T), jnp.eye(target.dim, dtype=x.dtype))
-    curvatures, vectors = jnp.linalg.eigh(precision)
-    safe = jnp.maximum(curvatures, flat_below(curvatures))
-    evidence = value - 0.5 * jnp.sum(jnp.log(safe / (2 * jnp.pi)))
-    stationary = jnp.sum((vectors.T @ gradient) ** 2 / safe) < STATIONARY
-    proper = usable & (curvatures[0] > flat_below(curvatures)) & stationary
+    units, curvatures, vectors = curvatures_of(precision)
+    safe = jnp.maximum(curvatures, FLAT)
+    evidence = value - 0.5 * jnp.sum(jnp.log(safe / (2 * jnp.pi))) - jnp.sum(jnp.log(units))
+    stationary = jnp.sum((vectors.T @ (gradient / units)) ** 2 / safe) < STATIONARY
+    proper = usable & (curvatures[0] > FLAT) & stationary
     return (jnp.where(usable, x, start), precision, jnp.where(usable, evidence, -jnp.inf)), proper
 
 
 def climb(target: Target, start: Float[Array, " dim"]) -> Float[Array, " dim"]:
     """NEWTON_STEPS damped Newton steps uphill; a step that does not climb is not taken."""
-    identity = jnp.eye(target.dim, dtype=start.dtype)
+    # In coordinates of large scale curvatures are small everywhere.
+    unit = jnp.diag(units_of(jnp.abs(jnp.diagonal(target.hessian(start)))) ** 2).astype(start.dtype)
 
     def step(_: int, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         x, value, damping = carry
         slope, precision = jax.grad(target.log_density)(x), -target.hessian(x)
         # Not a number where the damped matrix is not positive: then the step is not taken.
-        factor = jnp.linalg.cholesky(precision + damping * identity)
+        factor = jnp.linalg.cholesky(precision + damping * unit)
         trial = x + jax.scipy.linalg.cho_solve((factor, True), slope)
         there = target.log_density(trial)
         better = jnp.all(jnp.isfinite(trial)) & (there > value)
-        damping = jnp.clip(jnp.where(better, damping / 5, damping * 8), 1e-6 * unit, 1e10 * unit)
+        damping = jnp.clip(jnp.where(better, damping / 5, damping * 8), 1e-6, 1e10)
         return jnp.where(better, trial, x), jnp.where(better, there, value), damping
 
     value = target.log_density(start)
     value = jnp.where(jnp.isfinite(value), value, -jnp.inf)
-    # In coordinates of large scale curvatures are small everywhere.
-    unit = flat_below(jnp.diagonal(target.hessian(start))) * LARGEST_SD**2
-    return jax.lax.fori_loop(0, NEWTON_STEPS, step, (start, value, unit.astype(start.dtype)))[0]
+    return jax.lax.fori_loop(0, NEWTON_STEPS, step, (start, value, jnp.ones_like(value)))[0]
 
 
 def scale_of(precision: Float[Array, "dim dim"], *, full: bool) -> Array:
     """As `scale_from_precision`, on the device."""
     if not full:
         diagonal = jnp.diagonal(precision)
-        return jax.lax.rsqrt(jnp.maximum(diagonal, flat_below(diagonal)))
-    values, vectors = jnp.linalg.eigh(precision)
-    root = vectors * jax.lax.rsqrt(jnp.maximum(values, flat_below(values)))[None, :]
+        return jax.lax.rsqrt(jnp.maximum(diagonal, FLAT * units_of(diagonal) ** 2))
+    units, values, vectors = curvatures_of(precision)
+    root = vectors * jax.lax.rsqrt(jnp.maximum(values, FLAT))[None, :] / units[:, None]
     triangle = jnp.linalg.qr(root.T, mode="r").T
     signs = jnp.where(jnp.diagonal(triangle) < 0, -1.0, 1.0)
     return triangle * signs[None, :]

@@ -15,7 +15,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dmvi._compile import compiled
 from dmvi._random import seed_of
 from dmvi.guides import Symmetry
-from dmvi.starts._laplace import Mode, Surface, flat_below, laplace, scale_from_precision
+from dmvi.starts._laplace import (
+    FLAT,
+    Mode,
+    Surface,
+    curvatures_of,
+    laplace,
+    scale_from_precision,
+)
 from dmvi.starts._symmetries import images_of, nearest_images
 from dmvi.starts._weighed import Modes, fitted_gaussians
 from dmvi.targets import Target
@@ -48,8 +55,10 @@ def separate_modes(
     *,
     single: float,
     key: PRNGKeyArray,
-) -> Modes | None:
-    """The mixture of the modes that matter, or None where one Gaussian is what a guide should start from.
+) -> tuple[Modes | None, list[Mode]]:
+    """The mixture of the modes that matter, and all modes that were found on the way.
+
+    No mixture where one Gaussian is what a guide should start from; a verdict has to know the modes then.
 
     Args:
         target: what to approximate.
@@ -60,28 +69,29 @@ def separate_modes(
         key: random key.
     """
     if target.dim > LARGEST_DIM or target.subsampled:
-        return None
-    known = _distinct(_proper(surface, searched))
+        return None, []
+    known = _distinct(proper(surface, searched))
     if not known or known[0].log_evidence < max(mode.log_evidence for mode in searched) - NEGLIGIBLE:
-        return None  # what dominates is no mode with a Gaussian around it
+        return None, []  # what dominates is no mode with a Gaussian around it
     rng = np.random.default_rng(seed_of(key))
     starts = _around(known[0], SPREADS[1:] * PROBES, rng)
-    known = _distinct(known + _proper(surface, [laplace(surface, start) for start in starts]))
+    known = _distinct(known + proper(surface, [laplace(surface, start) for start in starts]))
     if not _separate(surface, known + _mirrored(surface, symmetry, known[0])):
-        return None
+        return None, known
     known = one_of_each(surface, symmetry, known)
     # Modes of a hierarchy, say, are no match for a Gaussian fitted to all of it. A few are enough to tell;
     # the others could add the logarithm of how many more they are.
     few = fitted_gaussians(target, known[:4], symmetry, key)
     if few.elbo + np.log(max(len(known) / 4, 1)) < single - SLACK:
-        return None
-    modes = fitted_gaussians(target, all_modes(target, surface, known, symmetry, rng), symmetry, key)
-    return None if modes.elbo < single - SLACK else modes
+        return None, known
+    known = all_modes(target, surface, known, symmetry, rng)
+    modes = fitted_gaussians(target, known, symmetry, key)
+    return (None if modes.elbo < single - SLACK else modes), known
 
 
 def known_modes(surface: Surface, places: list[np.ndarray]) -> list[Mode]:
     """The distinct modes at some places, best first."""
-    return _distinct(_proper(surface, [laplace(surface, place) for place in places]))
+    return _distinct(proper(surface, [laplace(surface, place) for place in places]))
 
 
 def one_of_each(surface: Surface, symmetry: Symmetry | None, modes: list[Mode]) -> list[Mode]:
@@ -90,12 +100,7 @@ def one_of_each(surface: Surface, symmetry: Symmetry | None, modes: list[Mode]) 
         return modes
     places = np.stack([mode.loc for mode in modes])
     nearest = nearest_images(symmetry, places, modes[0])
-    return _distinct(_proper(surface, [laplace(surface, place) for place in nearest])) or modes
-
-
-def visited_modes(surface: Surface, searched: list[Mode]) -> Float[np.ndarray, "modes rows dim"] | None:
-    """Places and scales of the distinct modes that searches ended in; None where all ended in one."""
-    return modes_apart(_proper(surface, searched))
+    return _distinct(proper(surface, [laplace(surface, place) for place in nearest])) or modes
 
 
 def modes_apart(modes: list[Mode]) -> Float[np.ndarray, "modes rows dim"] | None:
@@ -151,7 +156,7 @@ def _climbed(
         if not evidences[i] > known[0].log_evidence - NEGLIGIBLE:
             break
         if all(_distance(ends[i], mode) >= SAME for mode in (*known, *found)):
-            found += _proper(surface, [laplace(surface, ends[i])])
+            found += proper(surface, [laplace(surface, ends[i])])
     return found
 
 
@@ -165,42 +170,41 @@ def _climb(
     """
 
     def model(x):
-        """Value, slopes and curvatures along the eigenvectors of the Hessian, and these."""
+        """Value, slopes and curvatures along the eigenvectors of the Hessian, and these; units."""
         value, gradient = jax.value_and_grad(target.log_density)(x)
-        curvatures, vectors = jnp.linalg.eigh(-target.hessian(x))
-        return value, vectors.T @ gradient, curvatures, vectors
+        units, curvatures, vectors = curvatures_of(-target.hessian(x))
+        return value, vectors.T @ (gradient / units), curvatures, vectors, units
 
     def one(x):
         def iterate(_, state):
             x, damping = state
-            value, slopes, curvatures, vectors = model(x)
-            bends = jnp.maximum(jnp.abs(curvatures), flat_below(curvatures))
-            trial = x + damping * vectors @ (slopes / bends)
+            value, slopes, curvatures, vectors, units = model(x)
+            bends = jnp.maximum(jnp.abs(curvatures), FLAT)
+            trial = x + damping * (vectors @ (slopes / bends)) / units
             better = target.log_density(trial) >= value
             damping = jnp.where(better, jnp.minimum(2 * damping, 1.0), 0.25 * damping)
             return jnp.where(better, trial, x), damping
 
         x, _ = jax.lax.fori_loop(0, ITERATIONS, iterate, (x, jnp.ones((), x.dtype)))
-        value, slopes, curvatures, _ = model(x)
-        flat = flat_below(curvatures)
-        safe = jnp.maximum(curvatures, flat)
-        mode = jnp.all(curvatures > flat) & (jnp.sum(slopes**2 / safe) < SAME)
-        evidence = value - 0.5 * jnp.sum(jnp.log(safe / (2 * jnp.pi)))
+        value, slopes, curvatures, _, units = model(x)
+        safe = jnp.maximum(curvatures, FLAT)
+        mode = jnp.all(curvatures > FLAT) & (jnp.sum(slopes**2 / safe) < SAME)
+        evidence = value - 0.5 * jnp.sum(jnp.log(safe / (2 * jnp.pi))) - jnp.sum(jnp.log(units))
         return x, jnp.where(mode & jnp.isfinite(evidence), evidence, -jnp.inf)
 
     return jax.lax.map(one, starts, batch_size=at_once)
 
 
-def _proper(surface: Surface, modes: list[Mode]) -> list[Mode]:
+def proper(surface: Surface, modes: list[Mode]) -> list[Mode]:
     """Those that are maxima with a Gaussian around them: no flat or rising direction, no slope left."""
     kept = []
     for mode in modes:
         if not np.isfinite(mode.log_evidence):
             continue
-        curvatures, vectors = np.linalg.eigh(mode.precision)
-        if curvatures[0] <= flat_below(curvatures):
+        units, curvatures, vectors = curvatures_of(mode.precision)
+        if curvatures[0] <= FLAT:
             continue
-        slope = vectors.T @ surface.value_and_gradient(mode.loc)[1]
+        slope = vectors.T @ (surface.value_and_gradient(mode.loc)[1] / units)
         if np.sum(slope**2 / curvatures) < STATIONARY:
             kept.append(mode)
     return kept

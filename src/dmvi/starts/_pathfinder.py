@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dmvi.starts._laplace import NOWHERE, Surface, climb, flat_below
+from dmvi.starts._laplace import FLAT, NOWHERE, Surface, climb, curvatures_of
 
 PATHS = 4
 ITERATIONS = 60
@@ -58,12 +58,14 @@ def _gaussian(surface: Surface, x: np.ndarray, noise: Float[np.ndarray, "draws d
     hessian = surface.hessian(x)
     if not (np.isfinite(slope).all() and np.isfinite(hessian).all()):
         return None
-    curvatures, vectors = np.linalg.eigh(-0.5 * (hessian + hessian.T))
-    sds = np.maximum(np.abs(curvatures), flat_below(curvatures)) ** -0.5
-    loc = x + vectors @ (sds**2 * (vectors.T @ slope))
-    values = [surface.value_and_gradient(loc + vectors @ (sds * z))[0] for z in noise]
-    entropy = np.sum(np.log(sds)) + 0.5 * np.mean(np.sum(noise**2, axis=1))
+    units, curvatures, vectors = curvatures_of(-0.5 * (hessian + hessian.T))
+    sds = np.maximum(np.abs(curvatures), FLAT) ** -0.5
+    root = vectors * sds / units[:, None]
+    loc = x + root @ (root.T @ slope)
+    values = [surface.value_and_gradient(loc + root @ z)[0] for z in noise]
+    entropy = np.sum(np.log(sds / units)) + 0.5 * np.mean(np.sum(noise**2, axis=1))
     elbo = float(np.mean(values) + entropy)
     if not np.isfinite(elbo) or elbo < -NOWHERE:
         return None
-    return Found(loc, (vectors / sds**2) @ vectors.T, elbo)
+    inverse = units[:, None] * vectors / sds
+    return Found(loc, inverse @ inverse.T, elbo)

@@ -15,7 +15,7 @@ from dmvi.guides import Affine, AnyAffine, Gaussian, anchored
 from dmvi.objectives import PathELBO
 from dmvi.starts._laplace import Mode, Surface, laplace, scale_from_precision
 from dmvi.starts._lookout import lookout
-from dmvi.starts._modes import LARGEST_DIM, separate_modes, visited_modes
+from dmvi.starts._modes import LARGEST_DIM, modes_apart, proper, separate_modes
 from dmvi.starts._pathfinder import pathfinder
 from dmvi.starts._prior import prior_gaussian
 from dmvi.starts._symmetries import symmetry_of
@@ -113,11 +113,16 @@ def warm_start(
     winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
     best, best_params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), (affine, params))
     start = WarmStart(best, candidates[winner].name, best_params)
+    if target.params:
+        return start
     with small_matrices(surface):
-        if not target.params and not target.subsampled:
-            start = start._replace(visited=visited_modes(surface, searched))
-        if mixes and not target.params:
-            start = _with_modes(start, target, surface, searched, single=float(elbos[winner]), key=key)
+        known = [] if target.subsampled else proper(surface, searched)
+        start = start._replace(visited=modes_apart(known))
+        if mixes:
+            single = float(elbos[winner])
+            start = _with_modes(start, target, surface, searched, known, single=single, key=key)
+    if start.visited is not None and not (mixes and target.dim <= LARGEST_DIM):
+        start = start._replace(visited=_fitted(start.visited, target, key))
     return start
 
 
@@ -126,11 +131,15 @@ def _with_modes(
     target: Target,
     surface: Surface,
     searched: list[Mode],
+    known: list[Mode],
     *,
     single: float,
     key: PRNGKeyArray,
 ) -> WarmStart:
-    """With Gaussians of separate modes, or with the images of the best Gaussian, where there are any."""
+    """With Gaussians of separate modes, or with the images of the best Gaussian, where there are any.
+
+    Either way it remembers the modes found on the way, beside those that are known.
+    """
     symmetry = images = None
     if start.visited is not None and target.dim <= LARGEST_DIM:
         symmetry = symmetry_of(target, start.visited)
@@ -138,12 +147,30 @@ def _with_modes(
         assert isinstance(start.affine, Affine)
         images = in_all_labellings(target, start.affine, symmetry, key)
         single = images.elbo
-    modes = separate_modes(target, surface, searched, symmetry, single=single, key=key)
+    modes, found = separate_modes(target, surface, searched, symmetry, single=single, key=key)
+    start = start._replace(visited=modes_apart([*known, *found]))
     if modes is not None:
         return start._replace(name=modes.title, modes=modes)
     if images is not None:
         return start._replace(name=f"{start.name}, {images.title}", modes=images)
     return start
+
+
+def _fitted(
+    visited: Float[np.ndarray, "modes rows dim"], target: Target, key: PRNGKeyArray
+) -> Float[np.ndarray, "modes rows dim"]:
+    """Gaussians of modes after a stage of Gaussian VI each, which hold what is around them better.
+
+    Where no guide will be fitted to each mode, these alone tell how much of the posterior is there. Around
+    a skewed mode in a hundred dimensions next to no draw of Laplace's Gaussian is where the mass is.
+    """
+    dtype = jnp.result_type(float)
+    affine = _anchors(jnp.asarray(visited[:, 0], dtype), jnp.asarray(visited[:, 1:], dtype), True)
+    affine, _, _ = gaussian_vi(affine, target.params, target, key)
+    assert isinstance(affine, Affine)
+    found = np.concatenate([affine.anchor.value[:, None], affine.anchor_scale.value], axis=1).astype(float)
+    finite = np.isfinite(found).all(axis=(1, 2), keepdims=True)
+    return np.where(finite, found, visited)
 
 
 def cold_start(target: Target) -> WarmStart:
