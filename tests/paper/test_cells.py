@@ -95,6 +95,29 @@ def test_cells_measured_by_an_earlier_reference_do_not_count(tmp_path, monkeypat
     again.close()
 
 
+def test_cells_measured_by_an_earlier_exact_posterior_do_not_count(tmp_path, monkeypatch):
+    """Nor does what that posterior scored itself; the mixture has none, and its cells go on counting."""
+    jobs = [
+        Job(model, "printed", 100, method, (0,), None)
+        for model, method in (("mean", "exact"), ("mean", "advi"), ("mean", "nuts"), ("mixture", "advi"))
+    ]
+    assert [job.key(0).split("/")[4] for job in jobs] == ["exact", "advi", "nuts-r2", "advi-r1.2"]
+    store = Store(tmp_path)
+    for job in jobs:
+        row = a_cell()["row"] | {"model": job.model, "method": job.method}
+        store.add({"key": job.key(0), "row": row, "coordinates": {}})
+    store.close()
+    monkeypatch.setitem(METHODS, "exact", replace(METHODS["exact"], revision=2))
+    assert [job.key(0).split("/")[4] for job in jobs] == ["exact-r2", "advi-r1.2", "nuts-r2.2", "advi-r1.2"]
+    again = Store(tmp_path)
+    assert list(again.cells) == [jobs[-1].key(0)]
+    again.add({"key": jobs[1].key(0), "row": row | {"model": "mean"}, "coordinates": {}})
+    again.close()
+    once_more = Store(tmp_path)
+    assert list(once_more.cells) == [jobs[-1].key(0), jobs[1].key(0)]
+    once_more.close()
+
+
 def test_given_data_are_told_apart_by_what_they_are(tmp_path):
     """Not by the folder that they are in."""
     for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
