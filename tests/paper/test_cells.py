@@ -137,6 +137,22 @@ def test_given_data_are_told_apart_by_what_they_are(tmp_path):
     store.close()
 
 
+def test_cells_of_given_data_without_a_fingerprint_do_not_count(tmp_path):
+    """Whose data they are of cannot be told, so they stand in the way of no others."""
+    np.savez(tmp_path / "mean_model_6.npz", y=np.ones((6, 5)), truth_u=np.zeros(5))
+    plan = Plan(("mean",), ("advi",), sizes=(6,), replicates=1, variant="code", fixed=tmp_path)
+    row = a_cell()["row"] | {"variant": "code", "data": "fixed", "n": 6, "method": "advi"}
+    store = Store(tmp_path / "out")
+    store.add({"key": "mean/code/fixed/6/advi/0", "row": row, "coordinates": {}})
+    store.close()
+    again = Store(tmp_path / "out")
+    assert again.cells == {}
+    check_same_data(plan.jobs(), again)
+    again.add({"key": plan.jobs()[0].key(0), "row": row, "coordinates": {}})
+    again.close()
+    assert len((tmp_path / "out" / RESULTS).read_text().splitlines()) == 2
+
+
 def test_cells_survive_and_half_a_line_does_not(tmp_path):
     store = Store(tmp_path)
     store.add(a_cell())

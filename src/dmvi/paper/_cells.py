@@ -191,10 +191,13 @@ def _without_exact(model: str) -> bool:
 
 
 def _current(cells: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Cells by their keys, without those that earlier revisions left."""
+    """Cells by their keys, without those that earlier revisions left and those of data that nobody knows."""
     found = {}
     for cell in cells:
-        _, mark, number = cell["key"].split("/")[-2].rpartition("-r")
+        *_, data, _, method, _ = cell["key"].split("/")
+        if data == FIXED:  # written before keys had the data's fingerprint
+            continue
+        _, mark, number = method.rpartition("-r")
         numbered = number.replace(".", "", 1).isdigit()
         if (mark + number if numbered else "") == _revision(cell["row"]["method"], cell["row"]["model"]):
             found[cell["key"]] = cell
