@@ -207,6 +207,8 @@ def test_nothing_to_show(tmp_path):
 def test_numbers():
     values = [number(value) for value in (1.234, math.nan, math.inf, -2.5e6)]
     assert values == ["1.23", "", "not finite", "-2.5e+06"]
+    assert [number(value) for value in (-0.001, -0.0, -0.006)] == ["0.00", "0.00", "-0.01"]
+    assert number(-2e-4, ".3f") == "0.000"
 
 
 def test_sizes_that_the_paper_has_not_and_replicates_that_are_missing(folder):
