@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dmvi import InputError
+from dmvi.cli._reproduce import QUICK
 from dmvi.paper import METHODS, MODELS, Plan
 from dmvi.paper._cells import (
     PACKED,
@@ -20,7 +21,7 @@ from dmvi.paper._cells import (
     refresh,
     whole_lines,
 )
-from dmvi.paper._estimate import expected_seconds, spoken, total_seconds
+from dmvi.paper._estimate import STARTING, expected_seconds, spoken, total_seconds
 
 PLAN = Plan(models=("mean", "mixture"), methods=("exact", "advi", "dmvi-50-10-1"), sizes=(100,), replicates=2)
 
@@ -41,6 +42,10 @@ def test_the_full_set():
 
 def test_the_full_set_is_expected_to_take_three_hours_on_two_cores():
     assert total_seconds(Plan().jobs()) / 2 < 3 * 3600
+
+
+def test_the_quick_set_is_expected_to_take_four_minutes_on_two_cores():
+    assert STARTING + total_seconds(QUICK.jobs()) / 2 < 240
 
 
 def test_replicates_trained_together_are_one_job():

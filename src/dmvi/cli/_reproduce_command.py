@@ -48,7 +48,10 @@ def reproduce(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="The models of the paper's main table, small: some minutes.")
+        bool,
+        typer.Option(
+            "--quick", help="The models of the paper's main table, small: under four minutes on two cores."
+        ),
     ] = False,
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Processes; by default one for each core.")

@@ -99,7 +99,7 @@ dmvi reproduce --tables results --page docs/reproduction.md
 ```
 
 `authors` is a folder of the published data sets, such as `mean_model_100.npz` with arrays `y` and `truth_u`.
-`dmvi reproduce --quick` is a subset of minutes. The results behind this page are in
-[docs/reproduction](reproduction/results.csv): with `--out docs/reproduction` the first two commands go on
-with what is missing there, and the third, with that folder, writes this page again.
+`dmvi reproduce --quick` is a subset that takes under four minutes on two cores. The results behind this page
+are in [docs/reproduction](reproduction/results.csv): with `--out docs/reproduction` the first two commands go
+on with what is missing there, and the third, with that folder, writes this page again.
 """
