@@ -8,9 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from dmvi.paper import Plan, run
-from dmvi.paper._cells import COORDINATES, RESULTS
-from dmvi.paper._runner import Summary
+from dmvi.paper import Plan, _runner, run
+from dmvi.paper._cells import COORDINATES, RESULTS, Job, Store
+from dmvi.paper._estimate import STARTING, expected_seconds, spoken
+from dmvi.paper._pool import Told
+from dmvi.paper._runner import Clock, Summary
 
 PLAN = Plan(
     models=("mean", "hierarchical_1"), methods=("exact", "advi-code"), sizes=(40,), replicates=2, epochs=3
@@ -94,6 +96,55 @@ def test_a_job_that_fails_is_told_and_tried_again(tmp_path):
     assert any("failed" in line and "mean_model_6.npz" in line for line in lines)
     np.savez(file, y=np.ones((6, 5)), truth_u=np.zeros(5))
     assert run(plan, tmp_path / "out", processes=1, say=lines.append).done == 1
+
+
+class Failing:
+    """A pool whose jobs fail at once."""
+
+    def __init__(self, size: int, work):
+        self.size, self.running = size, []
+
+    @property
+    def idle(self) -> int:
+        return self.size - len(self.running)
+
+    def give(self, job: Job, references) -> None:
+        self.running.append(job)
+
+    def listen(self, timeout: float) -> list[Told]:
+        return [Told("failed", self.running.pop(0), "made up")]
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_a_run_says_of_time_and_of_cells(tmp_path, monkeypatch):
+    """Eight processes are no faster than two cores, failures teach nothing, others' cells do not count."""
+    monkeypatch.setattr(_runner, "Pool", Failing)
+    monkeypatch.setattr(_runner, "cores", lambda: [0, 1])
+    plan = Plan(models=("mean",), methods=("diffusion",), replicates=5, sizes=(100,))
+    job, *others = plan.jobs()
+    row = {"model": "mean", "variant": "printed", "data": "own", "n": 100, "method": "diffusion"}
+    store = Store(tmp_path)
+    for one in (job, Job("mean", "printed", 1000, "diffusion", (0,), None)):
+        store.add({"key": one.key(0), "row": row | {"n": one.n, "replicate": 0}, "coordinates": {}})
+    store.close()
+    lines: list[str] = []
+    assert run(plan, tmp_path, processes=8, say=lines.append) == Summary(done=0, left=4, failed=4)
+    each = expected_seconds(job)
+    assert len(others) == 4
+    assert lines[0] == (
+        f"4 cells to do, 1 done before; expected time on 2 cores: {spoken(STARTING + 4 * each / 2)}"
+    )
+    assert lines[1].splitlines()[0].endswith(f"failed; 3 cells left, about {spoken(3 * each / 2)}")
+
+
+def test_processes_that_share_a_core_take_longer_and_do_more_at_once():
+    job = Job("mean", "printed", 100, "diffusion", (0,), None)
+    clock = Clock(None, crowd=4.0)
+    assert clock.lasts(job) == 4.0 * expected_seconds(job)
+    clock.learn(job, clock.lasts(job))
+    assert clock.pace == 1.0
 
 
 def test_cells_need_neither_pandas_nor_figures():
