@@ -1,17 +1,22 @@
 """Whole runs on small plans, in processes of their own."""
 
 import csv
+import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from dmvi.cli._app import app
 from dmvi.paper import Plan, _runner, run
-from dmvi.paper._cells import COORDINATES, RESULTS, Job, Store
+from dmvi.paper._cells import COORDINATES, RESULTS, STORE, Job, Store, whole_lines
 from dmvi.paper._estimate import STARTING, expected_seconds, spoken
-from dmvi.paper._pool import Told
+from dmvi.paper._pool import Pool, Told
 from dmvi.paper._runner import Clock, Summary
 
 PLAN = Plan(
@@ -41,7 +46,10 @@ def rows_of(path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_signals_are_handled_as_before(finished):
+def test_a_request_to_end_is_an_interruption_while_a_run_goes_on(finished):
+    found: list[object] = []
+    run(PLAN, finished[2], processes=1, say=lambda line: found.append(signal.getsignal(signal.SIGTERM)))
+    assert found == [signal.default_int_handler]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -96,6 +104,61 @@ def test_a_job_that_fails_is_told_and_tried_again(tmp_path):
     assert any("failed" in line and "mean_model_6.npz" in line for line in lines)
     np.savez(file, y=np.ones((6, 5)), truth_u=np.zeros(5))
     assert run(plan, tmp_path / "out", processes=1, say=lines.append).done == 1
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    """What it did is there in whole lines, and none of it is done again."""
+    words = ["reproduce", "--models", "hierarchical_1", "--methods", "exact", "--n", "40"]
+    words += ["--replicates", "4", "--jobs", "1", "--out", str(tmp_path)]
+    cells = tmp_path / STORE
+    process = subprocess.Popen([sys.executable, "-m", "dmvi", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 120
+        while not (cells.exists() and b"\n" in cells.read_bytes()) and time.monotonic() < until:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 4
+    assert "interrupted" in said
+    first, whole = whole_lines(cells.read_bytes())
+    assert whole == cells.stat().st_size
+    assert 0 < len(first) < 4
+    assert len(rows_of(tmp_path / RESULTS)) == len(first)
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 0, again.output
+    assert f"{4 - len(first)} cells to do, {len(first)} done before" in again.stdout
+    keys = [cell["key"] for cell in whole_lines(cells.read_bytes())[0]]
+    assert len(keys) == len(set(keys)) == 4
+    assert keys[: len(first)] == [cell["key"] for cell in first]
+
+
+def mortal(job: Job, references) -> Iterator[dict]:
+    """Dies where it is told to."""
+    if "die" in references:
+        os._exit(1)
+    yield {"key": job.key(0)}
+
+
+def test_a_process_that_dies_is_told_and_replaced():
+    job = Job("mean", "printed", 40, "exact", (0,), None)
+    pool = Pool(1, mortal)
+    told: list[Told] = []
+    try:
+        for references in ({"die": True}, {}):
+            pool.give(job, references)
+            assert pool.idle == 0
+            until = time.monotonic() + 60
+            while pool.running and time.monotonic() < until:
+                told += pool.listen(1.0)
+            assert pool.idle == 1
+    finally:
+        pool.close()
+    assert [one.kind for one in told] == ["failed", "cell", "done"]
+    assert "died" in told[0].content
+    assert told[1].content == {"key": job.key(0)}
 
 
 class Failing:
