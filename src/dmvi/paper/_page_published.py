@@ -70,11 +70,11 @@ def authors_data(fixed: Mapping[Key, Sequence[Line]]) -> list[str]:
                 TITLES[model],
                 str(n),
                 span([reported.dmvi_least, reported.dmvi_most], ".2f"),
-                of_all(span([line.mse for line in dmvi], ".2f"), dmvi),
+                of_all(span([line.mse_raw for line in dmvi], ".2f"), dmvi),
                 f"{reported.advi:.2f}",
-                number(advi.mse) if advi else "",
+                number(advi.mse_raw) if advi else "",
                 f"{reported.nfvi:.2f}",
-                number(nfvi.mse) if nfvi else "",
+                number(nfvi.mse_raw) if nfvi else "",
                 number(lines[0].reference_mse, ".3f"),
                 span([line.replicates for line in lines if line.method != "exact"], ".0f"),
             ]
@@ -107,7 +107,7 @@ def _landing(fixed: Mapping[Key, Sequence[Line]]) -> list[str]:
         reported = REPORTED[model, n]
         for line in lines if model in models else ():
             if line.method in DMVI:
-                away.append(max(reported.dmvi_least - line.mse, line.mse - reported.dmvi_most, 0.0))
+                away.append(max(reported.dmvi_least - line.mse_raw, line.mse_raw - reported.dmvi_most, 0.0))
     if not away:
         return []
     text = "In the mean model and hierarchical models 1 and 2 the largest distance of a configuration's MSE "

@@ -51,8 +51,9 @@ on these, with the models as the code has them and trained as it trains, and set
 ours. Network, first weights, schedule, solver and training of DMVI are those of the code, by our own program
 and random numbers. In NFVI networks start with all weights at zero, here as there: their gradients are zero
 too, so that only biases are ever trained, and the flow stays a Gaussian without correlations. MSE, least and
-largest of the configurations, and that of the exact posterior. DMVI is what was asked to come out again;
-where ADVI comes out otherwise, as with a thousand rows, we do not know why:
+largest of the configurations, of draws with the labels they have, as the paper's values are; and that of the
+exact posterior (mixture: of NUTS, in the truth's labelling). DMVI is what was asked to come out again; where
+ADVI comes out otherwise, as with a thousand rows, we do not know why:
 """
 
 ORACLE = r"""
