@@ -10,6 +10,10 @@ from dmvi.paper._tables import number
 OURS = "diffusion"
 OWN = ("printed", "own")
 DMVI = [name for name, method in METHODS.items() if method.configuration is not None]
+PUBLISHED = [name for name, method in METHODS.items() if method.published is not None]
+SIZES = (100, 1000)
+# Models on the authors' data whose published training has an end, so that the paper's values come out again.
+LANDING = ("mean", "hierarchical_1", "hierarchical_2")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
