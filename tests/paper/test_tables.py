@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dmvi import InputError
-from dmvi.paper import METHODS, write_page, write_tables
+from dmvi.paper import METHODS, MODELS, write_page, write_tables
 from dmvi.paper._aggregate import gather, line_of, read_results
 from dmvi.paper._cells import Job, Store, refresh
 from dmvi.paper._models import paper_model
@@ -173,13 +173,35 @@ def test_the_page_says_what_the_rows_say(folder):
     reported = REPORTED["mean", 100]
     authors = f"| Mean model | 100 | {reported.dmvi_least:.2f} | 0.30 (2 of 8) | {reported.advi:.2f} | 0.30 |"
     assert authors in page
-    assert "ADVI at N = 100 is not on" in page
+    assert "- ADVI at N = 100: mean model, mixture model\n- ADVI at N = 1000:" in page
     assert "Missed: nothing." in page
     for link in re.findall(r"\]\((figures/[^)]+)\)", page):
         assert (folder / link).exists()
     assert "figures/reproduction/mixture-printed.png" in page
     with pytest.raises(InputError, match=r"\.md"):
         write_page(folder, folder / "page.html")
+
+
+def test_guides_that_are_not_far_narrower_than_the_posterior_are_named(folder):
+    own = ("printed", "own")
+    add(folder, [("mean", *own)], ["dmvi-50-10-1"], [1000], sd_ratio_median=0.501)
+    add(folder, [("mixture", *own)], ["nfvi-code"], [100], sd_ratio_median=0.9)
+    add(folder, [("mixture", *own)], ["nfvi-code"], [1000], sd_ratio_median=0.499)
+    every = [(model, *own) for model in MODELS]
+    add(folder, every, ["advi-code"], [1000], sd_ratio_median=0.7)
+    page = page_of(folder)
+    listed = [line for line in page.splitlines() if line.startswith("- ")]
+    assert listed == [
+        "- ADVI at N = 100: mean model, mixture model",
+        "- ADVI at N = 1000: all models",
+        "- NFVI at N = 100: mixture model",
+        "- DMVI at N = 1000: mean model (1 of 2 configurations)",
+    ]
+    assert "is taken to mean less than 0.5 of it." in page
+    assert "2,000 epochs are 8,000 steps at N = 100 and 64,000 at N = 1000" in page
+    add(folder, [("mean", *own), ("mixture", *own)], sd_ratio_median=0.3)
+    add(folder, every, ["advi-code"], sd_ratio_median=0.3)
+    assert "deviation of every guide in the table is less than 0.5 of the exact one." in page_of(folder)
 
 
 def test_the_papers_values_of_the_mixture_are_beside_draws_as_they_are(folder):
