@@ -264,6 +264,18 @@ def test_the_page_tells_of_errors_and_of_what_was_not_run(folder):
     assert "80 cells on a machine, 2 cores, one core a fit; Python; 2026-11-16" in page
 
 
+def test_distances_by_marginals_that_were_refined_since_are_told(folder):
+    """Of hierarchical models on their own data, whose distances the page shows."""
+    add(folder, [("hierarchical_1", "printed", "own")], ["advi"], date="2026-11-19")
+    add(folder, [("hierarchical_1", "code", "fixed")], ["advi-code"], date="2026-11-18")
+    assert "marginals of scales" not in page_of(folder)
+    add(folder, [("hierarchical_1", "printed", "own")], ["nuts"], date="2026-11-18")
+    assert (
+        "W1 of 4 cells of hierarchical models, made before 2026-11-19, was measured by marginals of scales "
+        "that were up to 0.03 sds off."
+    ) in page_of(folder)
+
+
 def test_beside_a_coverage_that_is_missed_stands_the_references(folder):
     """Data sets whose truths lie where the posterior's own intervals do not expect them."""
     store = Store(folder)
