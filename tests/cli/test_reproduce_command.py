@@ -57,6 +57,9 @@ def test_given_data_are_the_codes(tmp_path):
         (["--jobs", "0"], "--jobs 0"),
         (["--replicates", "0"], "replicate"),
         (["--tables", "nowhere"], "dmvi reproduce"),
+        (["--page", "page.html"], "ends in .md"),
+        (["--page", "nowhere/page.md"], "folder that exists"),
+        (["--tables", "nowhere", "--page", "page.html"], "ends in .md"),
     ],
 )
 def test_mistakes_come_before_work(words, match, tmp_path, monkeypatch):
@@ -73,16 +76,21 @@ def test_from_end_to_end(tmp_path):
     out = str(tmp_path / "out")
     words = ["--models", "mean", "hierarchical_1", "--methods", "exact", "--n", "20", "30"]
     words += ["--replicates", "1", "--jobs", "1", "--out", out]
-    stopped = invoke(*words, "--time-limit", "1")
+    page = tmp_path / "out" / "page.md"  # the run makes its folder
+    stopped = invoke(*words, "--time-limit", "1", "--page", str(page))
     assert stopped.exit_code == 4
+    assert not page.exists()
     assert "4 left" in stopped.stdout
-    done = invoke(*words)
+    done = invoke(*words, "--page", str(page))
     assert done.exit_code == 0, done.output
     assert "expected time" in done.stdout
+    assert page.exists()
+    page.unlink()
     assert (tmp_path / "out" / "tables.tex").exists()
-    again = invoke("--tables", out, "--page", str(tmp_path / "page.md"))
+    again = invoke("--tables", out, "--page", str(page))
     assert again.exit_code == 0
     assert "page.md" in again.stdout
+    assert page.exists()
 
 
 def test_help_teaches():

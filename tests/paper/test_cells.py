@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dmvi import InputError
+from dmvi.cli._reproduce import QUICK
 from dmvi.paper import METHODS, MODELS, Plan
 from dmvi.paper._cells import (
     PACKED,
@@ -20,7 +21,7 @@ from dmvi.paper._cells import (
     refresh,
     whole_lines,
 )
-from dmvi.paper._estimate import expected_seconds, spoken, total_seconds
+from dmvi.paper._estimate import STARTING, expected_seconds, spoken, total_seconds
 
 PLAN = Plan(models=("mean", "mixture"), methods=("exact", "advi", "dmvi-50-10-1"), sizes=(100,), replicates=2)
 
@@ -41,6 +42,10 @@ def test_the_full_set():
 
 def test_the_full_set_is_expected_to_take_three_hours_on_two_cores():
     assert total_seconds(Plan().jobs()) / 2 < 3 * 3600
+
+
+def test_the_quick_set_is_expected_to_take_four_minutes_on_two_cores():
+    assert STARTING + total_seconds(QUICK.jobs()) / 2 < 240
 
 
 def test_replicates_trained_together_are_one_job():
@@ -95,6 +100,29 @@ def test_cells_measured_by_an_earlier_reference_do_not_count(tmp_path, monkeypat
     again.close()
 
 
+def test_cells_measured_by_an_earlier_exact_posterior_do_not_count(tmp_path, monkeypatch):
+    """Nor does what that posterior scored itself; the mixture has none, and its cells go on counting."""
+    jobs = [
+        Job(model, "printed", 100, method, (0,), None)
+        for model, method in (("mean", "exact"), ("mean", "advi"), ("mean", "nuts"), ("mixture", "advi"))
+    ]
+    assert [job.key(0).split("/")[4] for job in jobs] == ["exact", "advi", "nuts-r2", "advi-r1.2"]
+    store = Store(tmp_path)
+    for job in jobs:
+        row = a_cell()["row"] | {"model": job.model, "method": job.method}
+        store.add({"key": job.key(0), "row": row, "coordinates": {}})
+    store.close()
+    monkeypatch.setitem(METHODS, "exact", replace(METHODS["exact"], revision=2))
+    assert [job.key(0).split("/")[4] for job in jobs] == ["exact-r2", "advi-r1.2", "nuts-r2.2", "advi-r1.2"]
+    again = Store(tmp_path)
+    assert list(again.cells) == [jobs[-1].key(0)]
+    again.add({"key": jobs[1].key(0), "row": row | {"model": "mean"}, "coordinates": {}})
+    again.close()
+    once_more = Store(tmp_path)
+    assert list(once_more.cells) == [jobs[-1].key(0), jobs[1].key(0)]
+    once_more.close()
+
+
 def test_given_data_are_told_apart_by_what_they_are(tmp_path):
     """Not by the folder that they are in."""
     for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
@@ -112,6 +140,22 @@ def test_given_data_are_told_apart_by_what_they_are(tmp_path):
     with pytest.raises(InputError, match="mean with 6 rows"):
         check_same_data([c], store)
     store.close()
+
+
+def test_cells_of_given_data_without_a_fingerprint_do_not_count(tmp_path):
+    """Whose data they are of cannot be told, so they stand in the way of no others."""
+    np.savez(tmp_path / "mean_model_6.npz", y=np.ones((6, 5)), truth_u=np.zeros(5))
+    plan = Plan(("mean",), ("advi",), sizes=(6,), replicates=1, variant="code", fixed=tmp_path)
+    row = a_cell()["row"] | {"variant": "code", "data": "fixed", "n": 6, "method": "advi"}
+    store = Store(tmp_path / "out")
+    store.add({"key": "mean/code/fixed/6/advi/0", "row": row, "coordinates": {}})
+    store.close()
+    again = Store(tmp_path / "out")
+    assert again.cells == {}
+    check_same_data(plan.jobs(), again)
+    again.add({"key": plan.jobs()[0].key(0), "row": row, "coordinates": {}})
+    again.close()
+    assert len((tmp_path / "out" / RESULTS).read_text().splitlines()) == 2
 
 
 def test_cells_survive_and_half_a_line_does_not(tmp_path):

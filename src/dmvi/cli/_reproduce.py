@@ -6,7 +6,7 @@ import typer
 
 from dmvi._errors import InputError
 from dmvi.cli._exits import Exit
-from dmvi.paper import METHODS, Plan, run, write_page, write_tables
+from dmvi.paper import METHODS, Plan, check_page, run, write_page, write_tables
 
 QUICK = Plan(
     models=("mean", "mixture", "hierarchical_5"),
@@ -49,21 +49,27 @@ def plan_from(
     )
 
 
-def run_reproduce(plan: Plan, out: Path, *, jobs: int | None, time_limit: float | None) -> Exit:
-    """Run the plan, and write its tables once all of it is done."""
+def run_reproduce(
+    plan: Plan, out: Path, *, jobs: int | None, time_limit: float | None, page: Path | None
+) -> Exit:
+    """Run the plan, and write its tables and the page once all of it is done."""
     if jobs is not None and jobs < 1:
         raise InputError(f"expected at least one process; got --jobs {jobs}.")
+    if page is not None:
+        check_page(page, made=out)
     summary = run(plan, out, processes=jobs, time_limit=time_limit, say=typer.echo)
     if summary.failed:
         typer.echo(f"{summary.failed} jobs failed; the same command tries them again", err=True)
     if summary.left:
         typer.echo(f"{summary.done} cells done, {summary.left} left; the same command goes on with them")
         return Exit.UNFINISHED
-    return run_tables(out, None)
+    return run_tables(out, page)
 
 
 def run_tables(folder: Path, page: Path | None) -> Exit:
     """Tables, figures and, where it is asked for, the page, from the CSV files of a run alone."""
+    if page is not None:
+        check_page(page)
     for path in write_tables(folder):
         typer.echo(f"wrote {path}")
     if page is not None:

@@ -48,7 +48,10 @@ def reproduce(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="The models of the paper's main table, small: some minutes.")
+        bool,
+        typer.Option(
+            "--quick", help="The models of the paper's main table, small: under four minutes on two cores."
+        ),
     ] = False,
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Processes; by default one for each core.")
@@ -62,7 +65,11 @@ def reproduce(
         typer.Option(metavar="DIR", help="Run nothing: write tables and figures of the results in DIR."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="With --tables: write the page of the docs too.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.md",
+            help="Write the page of the docs too: with --tables at once, else once everything is done.",
+        ),
     ] = None,
 ) -> None:
     r"""Repeat the paper's experiments, with the exact posterior beside them.
@@ -109,5 +116,5 @@ def reproduce(
                 fixed_data=fixed_data,
                 quick=quick,
             )
-            code = run_reproduce(plan, out, jobs=jobs, time_limit=time_limit)
+            code = run_reproduce(plan, out, jobs=jobs, time_limit=time_limit, page=page)
     raise typer.Exit(code)

@@ -41,6 +41,7 @@ class Line:
         sample: CPU seconds of the draws.
         mse: the paper's metric, infinite where draws are not all finite; in the mixture within the truth's
             labelling.
+        mse_raw: the same of draws as they are, as the paper's values are of the mixture.
         mse_error: its standard error, for the draws are finitely many.
         reference_mse: that of the exact posterior, or of NUTS in the mixture.
         reference_error: its standard error; zero where it is exact.
@@ -66,6 +67,7 @@ class Line:
     train: float
     sample: float
     mse: float
+    mse_raw: float
     mse_error: float
     reference_mse: float
     reference_error: float
@@ -170,6 +172,7 @@ def _line(
         spread = float(np.std([row[name] for row in rows], ddof=1)) / math.sqrt(len(rows))
         return max(binomial, spread)
 
+    finite = all(row["finite"] for row in rows)
     estimated = [errors.get(_dataset(row), math.nan) for row in rows if row["reference"] == REFERENCE]
 
     gaps = []
@@ -181,7 +184,8 @@ def _line(
         replicates=len(rows),
         train=mean("train_seconds"),
         sample=mean("sample_seconds"),
-        mse=mean("mse_labelled") if all(row["finite"] for row in rows) else math.inf,
+        mse=mean("mse_labelled") if finite else math.inf,
+        mse_raw=mean("mse") if finite else math.inf,
         mse_error=error_of_mean(row["mse_error"] for row in rows),
         reference_mse=mean("reference_mse"),
         reference_error=error_of_mean(estimated),

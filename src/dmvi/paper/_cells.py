@@ -22,6 +22,7 @@ PACKED = "cells.jsonl.gz"  # finished cells of earlier runs, kept with the docs
 RESULTS = "results.csv"
 COORDINATES = "coordinates.csv"
 OWN, FIXED = "own", "fixed"  # data of each replicate, or one data set for all
+EXACT = "exact"
 REFERENCE = "nuts"  # of the models without an exact posterior
 KEY = ("model", "variant", "data", "n", "method", "replicate")
 
@@ -74,7 +75,7 @@ class Plan:
         """The methods that apply to a model; one without an exact posterior needs NUTS to compare with."""
         if not _without_exact(model):
             return list(self.methods)
-        return [REFERENCE, *(name for name in self.methods if name not in ("exact", REFERENCE))]
+        return [REFERENCE, *(name for name in self.methods if name not in (EXACT, REFERENCE))]
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,13 @@ class Store:
 
 def _revision(method: str, model: str) -> str:
     """How keys tell revisions apart: the method's, and after it that of the reference it is measured by."""
-    own, reference = METHODS[method].revision, METHODS[REFERENCE].revision
-    if _without_exact(model) and method != REFERENCE:
+    own = METHODS[method].revision
+    by = REFERENCE if _without_exact(model) else EXACT
+    if method == by:
+        return f"-r{own}" if own > 1 else ""
+    reference = METHODS[by].revision
+    # Its first revision is left out of keys: cells were there before keys knew of it.
+    if _without_exact(model) or reference > 1:
         return f"-r{own}.{reference}"
     return f"-r{own}" if own > 1 else ""
 
@@ -185,10 +191,13 @@ def _without_exact(model: str) -> bool:
 
 
 def _current(cells: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Cells by their keys, without those that earlier revisions left."""
+    """Cells by their keys, without those that earlier revisions left and those of data that nobody knows."""
     found = {}
     for cell in cells:
-        _, mark, number = cell["key"].split("/")[-2].rpartition("-r")
+        *_, data, _, method, _ = cell["key"].split("/")
+        if data == FIXED:  # written before keys had the data's fingerprint
+            continue
+        _, mark, number = method.rpartition("-r")
         numbered = number.replace(".", "", 1).isdigit()
         if (mark + number if numbered else "") == _revision(cell["row"]["method"], cell["row"]["model"]):
             found[cell["key"]] = cell

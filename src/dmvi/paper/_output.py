@@ -54,10 +54,24 @@ def draw_figures(rows: Sequence[Mapping[str, Any]], where: Path) -> dict[str, Pa
     return found
 
 
+def check_page(path: Path, made: Path | None = None) -> None:
+    """Whether a page can be written there; a mistake is to be seen before hours of work.
+
+    Args:
+        path: the page.
+        made: a folder that will be there by then.
+    """
+    there = path.parent.is_dir()
+    promised = made is not None and path.parent.resolve() == made.resolve()
+    if path.suffix != ".md" or path.is_dir() or not (there or promised):
+        raise InputError(f"expected a page that ends in .md, in a folder that exists; got {str(path)!r}.")
+    if there and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write into {str(path.parent)!r}.")
+
+
 def write_page(folder: Path, path: Path) -> Path:
     """The page of the docs with its figures beside it; `folder` is that of a run."""
-    if path.suffix != ".md" or not path.parent.is_dir():
-        raise InputError(f"expected a page that ends in .md, in a folder that exists; got {str(path)!r}.")
+    check_page(path)
     refresh(folder)
     results, coordinates = read_results(folder), read_coordinates(folder)
     where = path.parent / FIGURES / path.stem

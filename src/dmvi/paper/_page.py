@@ -1,17 +1,18 @@
 """The page of the docs on the reproduction: every figure on it comes from the rows of a run."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmvi.paper._aggregate import Key, Line, gather, line_of
-from dmvi.paper._cells import REFERENCE, Plan
+from dmvi.paper._cells import REFERENCE
 from dmvi.paper._methods import METHODS
 from dmvi.paper._models import MODELS, TITLES
+from dmvi.paper._page_missing import not_run
+from dmvi.paper._page_parts import DMVI, OURS, OWN, missed, of_all, span, table, with_error
+from dmvi.paper._page_published import authors_data, shrinking
 from dmvi.paper._page_texts import (
     ASKED,
-    AUTHORS,
     COST,
     COST_ASKED,
     DISTANCE_BAR,
@@ -19,19 +20,15 @@ from dmvi.paper._page_texts import (
     INTRODUCTION,
     ORACLE,
     RATIO_BAR,
+    REFINED,
     REPAIRED,
     REPEAT,
     SAMPLE_BAR,
-    SHRINKING,
-    STILL_WIDE,
+    UNREFINED,
 )
-from dmvi.paper._reported import REPORTED
 from dmvi.paper._tables import CAPTION, COLUMNS, configured, number
 
-OURS = "diffusion"
-OWN = ("printed", "own")
 ERRORS = 2.0  # standard errors that a coverage may be off
-DMVI = [name for name, method in METHODS.items() if method.configuration is not None]
 PAPERS_OWN = "dmvi-100-10-3"  # the configuration of the paper's main text
 PUBLISHED_STEP = 1 / 65  # CPU seconds of a gradient step of the published code, hierarchical model 5
 
@@ -46,139 +43,9 @@ def reproduction_page(results: Sequence[Mapping[str, Any]], figures: Mapping[str
     gathered = gather(results)
     own = {key: lines for key, lines in gathered.items() if key[:2] == OWN}
     fixed = {key: lines for key, lines in gathered.items() if key[:2] == ("code", "fixed")}
-    parts = [INTRODUCTION, *_shrinking(own or gathered), *_authors_data(fixed), *_oracle(own, fixed)]
+    parts = [INTRODUCTION, *shrinking(own or gathered), *authors_data(fixed), *_oracle(own, fixed)]
     parts += [*_repaired(own), *_speed(own), *_every_method(own, figures), *_provenance(results)]
     return "\n".join(parts) + "\n"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
-
-
-def with_error(value: float, error: float, style: str) -> str:
-    """A figure and its standard error."""
-    text = number(value, style)
-    return f"{text} ± {number(error, style)}" if math.isfinite(value) and math.isfinite(error) else text
-
-
-def span(values: Sequence[float], style: str) -> str:
-    """Least and largest of some figures."""
-    finite = [value for value in values if not math.isnan(value)]
-    if not finite:
-        return ""
-    ends = [number(min(finite), style), number(max(finite), style)]
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
-
-
-def _of_all(text: str, dmvi: Sequence[Line]) -> str:
-    """Figures of DMVI, with the number of configurations where these are not all."""
-    return f"{text} ({len(dmvi)} of {len(DMVI)})" if 0 < len(dmvi) < len(DMVI) else text
-
-
-def _shrinking(gathered: Mapping[Key, Sequence[Line]]) -> list[str]:
-    """How narrow the published objective makes every guide."""
-    rows: list[list[str]] = []
-    wide: dict[str, list[str]] = {}
-    for (_, _, model, n), lines in gathered.items():
-        dmvi = [line for line in lines if line.method in DMVI]
-        cells = [line_of(lines, "advi-code"), line_of(lines, "nfvi-code")]
-        if not dmvi and not any(cells):
-            continue
-        ours = line_of(lines, OURS)
-        for name, found in zip(("ADVI", "NFVI", "DMVI"), ([cells[0]], [cells[1]], dmvi), strict=True):
-            if any(line is not None and line.sd_ratio > 1 for line in found):
-                wide.setdefault(f"{name} at N = {n}", []).append(TITLES[model].lower())
-        rows.append(
-            [
-                TITLES[model],
-                str(n),
-                *(number(line.sd_ratio, ".3f") if line else "" for line in cells),
-                _of_all(span([line.sd_ratio for line in dmvi], ".3f"), dmvi),
-                number(ours.sd_ratio, ".3f") if ours else "",
-            ]
-        )
-    if not rows:
-        return []
-    heads = ["model", "N", "ADVI", "NFVI", "DMVI", "diffusion (ours), by the ELBO"]
-    return [
-        SHRINKING,
-        *table(heads, rows),
-        *([STILL_WIDE.format(wide=_listed(wide))] if wide else []),
-    ]
-
-
-def _listed(wide: Mapping[str, Sequence[str]]) -> str:
-    """Where a guide is wider, in words."""
-    words = [
-        f"{name} is not on {'any model' if len(models) == len(MODELS) else ', '.join(models)}"
-        for name, models in wide.items()
-    ]
-    return "; ".join(words)
-
-
-def _of_the_paper(fixed: Mapping[Key, Sequence[Line]]) -> list[tuple[Key, Sequence[Line]]]:
-    """Tables of sizes that the paper reports; data sets of one's own may have others."""
-    return [(key, lines) for key, lines in fixed.items() if key[2:] in REPORTED]
-
-
-def _authors_data(fixed: Mapping[Key, Sequence[Line]]) -> list[str]:
-    """On the one data set per model that the paper uses, its values come out again."""
-    rows = []
-    for (_, _, model, n), lines in _of_the_paper(fixed):
-        reported = REPORTED[model, n]
-        advi, nfvi = line_of(lines, "advi-code"), line_of(lines, "nfvi-code")
-        dmvi = [line for line in lines if line.method in DMVI]
-        if not dmvi:
-            continue
-        rows.append(
-            [
-                TITLES[model],
-                str(n),
-                span([reported.dmvi_least, reported.dmvi_most], ".2f"),
-                _of_all(span([line.mse for line in dmvi], ".2f"), dmvi),
-                f"{reported.advi:.2f}",
-                number(advi.mse) if advi else "",
-                f"{reported.nfvi:.2f}",
-                number(nfvi.mse) if nfvi else "",
-                number(lines[0].reference_mse, ".3f"),
-                span([line.replicates for line in lines if line.method != "exact"], ".0f"),
-            ]
-        )
-    if not rows:
-        return []
-    heads = [
-        "model",
-        "N",
-        "DMVI, paper",
-        "DMVI, here",
-        "ADVI, paper",
-        "ADVI, here",
-        "NFVI, paper",
-        "NFVI, here",
-    ]
-    return [
-        "## On the authors' own data\n",
-        AUTHORS,
-        *table([*heads, "exact posterior", "seeds"], rows),
-        *_landing(fixed),
-    ]
-
-
-def _landing(fixed: Mapping[Key, Sequence[Line]]) -> list[str]:
-    """How near the paper's values DMVI comes where its training has an end."""
-    models = ("mean", "hierarchical_1", "hierarchical_2")
-    away = []
-    for (_, _, model, n), lines in _of_the_paper(fixed):
-        reported = REPORTED[model, n]
-        for line in lines if model in models else ():
-            if line.method in DMVI:
-                away.append(max(reported.dmvi_least - line.mse, line.mse - reported.dmvi_most, 0.0))
-    if not away:
-        return []
-    text = "In the mean model and hierarchical models 1 and 2 the largest distance of a configuration's MSE "
-    return [f"{text}from the range that the paper reports is {max(away):.3f}.\n"]
 
 
 def _oracle(own: Mapping[Key, Sequence[Line]], fixed: Mapping[Key, Sequence[Line]]) -> list[str]:
@@ -201,7 +68,7 @@ def _oracle(own: Mapping[Key, Sequence[Line]], fixed: Mapping[Key, Sequence[Line
             cells += [
                 number((ours or lines[0]).reference_mse, ".3g") if lines else "",
                 number(ours.mse, ".3g") if ours else "",
-                _of_all(span([line.mse for line in dmvi], ".3g"), dmvi),
+                of_all(span([line.mse for line in dmvi], ".3g"), dmvi),
             ]
         if any(cells[1:]):
             rows.append(cells)
@@ -254,12 +121,8 @@ def _repaired(own: Mapping[Key, Sequence[Line]]) -> list[str]:
         "## What the repaired method gives\n",
         REPAIRED,
         *table(heads, rows),
-        _missed(f"{ASKED}. Run so far: {len(rows)} of {2 * len(MODELS)} models and sizes", misses),
+        missed(f"{ASKED}. Run so far: {len(rows)} of {2 * len(MODELS)} models and sizes", misses),
     ]
-
-
-def _missed(asked: str, misses: Sequence[str]) -> str:
-    return f"Asked for: {asked}. Missed: {'; '.join(misses) if misses else 'nothing'}.\n"
 
 
 def _misses(model: str, line: Line, exact: Line | None) -> list[str]:
@@ -304,7 +167,7 @@ def _speed(own: Mapping[Key, Sequence[Line]]) -> list[str]:
     if not rows:
         return []
     heads = ["N", "CPU time of a step", "times less than 1/65 s", "20,000 draws", "data sets"]
-    return ["## What it costs\n", COST, *table(heads, rows), _missed(COST_ASKED, misses)]
+    return ["## What it costs\n", COST, *table(heads, rows), missed(COST_ASKED, misses)]
 
 
 def _every_method(own: Mapping[Key, Sequence[Line]], figures: Mapping[str, str]) -> list[str]:
@@ -332,19 +195,15 @@ def _named(line: Line, most: int) -> str:
     return name if line.replicates == most else f"{name} (data sets: {line.replicates})"
 
 
-def _missing(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What of the full set has not been run."""
-    done = Counter((row["method"], row["n"]) for row in results if (row["variant"], row["data"]) == OWN)
-    full = Counter((job.method, job.n) for job in Plan().jobs() for _ in job.replicates)
-    left = {key: count - done[key] for key, count in full.items() if done[key] < count}
-    if not left:
-        return ["All cells of the full set are done.\n"]
-    named = [
-        f"{method} at N = {n}" + ("" if count == full[method, n] else f" ({count} of {full[method, n]})")
-        for (method, n), count in left.items()
-    ]
-    missing = f"{sum(left.values()):,} of {full.total():,} cells of the full set"
-    return [f"Not run yet, {missing}: {', '.join(named)}.\n"]
+def _unrefined(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many of the distances shown are of before the exact posterior's marginals were refined."""
+    count = sum(
+        row["model"].startswith("hierarchical")
+        and (row["variant"], row["data"]) == OWN
+        and row["date"] < REFINED
+        for row in results
+    )
+    return [UNREFINED.format(count=count, date=REFINED)] if count else []
 
 
 def _provenance(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -355,6 +214,7 @@ def _provenance(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         "## How to repeat this\n",
         REPEAT,
-        *_missing(results),
+        *not_run(results),
+        *_unrefined(results),
         f"{len(results):,} cells, {hours:.1f} CPU-hours of fits and draws: " + ". ".join(machines) + ".",
     ]

@@ -18,9 +18,18 @@ LISTEN = 1.0  # seconds between looks at the clock
 
 @dataclass
 class Clock:
-    """How long a run has gone on, how long it may, and how fast it really is."""
+    """How long a run has gone on, how long it may, and how fast it really is.
+
+    Attributes:
+        limit: seconds that it may take; None where it may take any.
+        crowd: processes that share a core.
+        began: when it did.
+        expected: seconds of one core that finished jobs were expected to take.
+        taken: those that they took.
+    """
 
     limit: float | None
+    crowd: float = 1.0
     began: float = field(default_factory=time.monotonic)
     expected: float = 0.0
     taken: float = 0.0
@@ -36,9 +45,13 @@ class Clock:
         return (self.taken + 30.0) / (self.expected + 30.0)
 
     def learn(self, job: Job, seconds: float) -> None:
-        """A job has taken so long."""
+        """A job has taken so long, on a core that it may have shared."""
         self.expected += expected_seconds(job)
-        self.taken += seconds
+        self.taken += seconds / self.crowd
+
+    def lasts(self, job: Job) -> float:
+        """Seconds until a job ends that begins now."""
+        return self.crowd * self.pace * expected_seconds(job)
 
 
 @dataclass(frozen=True)
@@ -75,12 +88,14 @@ def run(
         check_same_data(every, store)
         jobs = [left for job in every if (left := job.without(store.cells)) is not None]
         total = sum(len(job.replicates) for job in jobs)
-        before = len(store.cells)
+        known = sum(len(job.replicates) for job in every) - total
         size = min(processes or len(cores()), max(len(jobs), 1))
-        say(_announcement(jobs, total, before, size))
+        say(_announcement(jobs, total, known, _at_once(size)))
         if not jobs:
             return Summary(0, 0, 0)
-        failed = _work_through(jobs, store, size, Clock(time_limit), say)
+        before = len(store.cells)
+        clock = Clock(time_limit, crowd=size / _at_once(size))
+        failed = _work_through(jobs, store, size, clock, say)
         done = len(store.cells) - before
         return Summary(done, total - done, failed)
     finally:
@@ -96,12 +111,19 @@ def _end_as_if_interrupted() -> Any:
     return None
 
 
-def _announcement(jobs: list[Job], cells: int, known: int, size: int) -> str:
+def _at_once(size: int) -> int:
+    """Of so many processes, how many a core is there for: the others share theirs."""
+    return min(size, len(cores()))
+
+
+def _announcement(jobs: list[Job], cells: int, known: int, at_once: int) -> str:
+    """What there is to do, by how many cores, and how long it is expected to take."""
     if not jobs:
         return "everything is done already"
     there = f", {known} done before" if known else ""
-    expected = STARTING + total_seconds(jobs) / size
-    return f"{cells} cells to do{there}; expected time on {size} cores: {spoken(expected)}"
+    expected = STARTING + total_seconds(jobs) / at_once
+    on = "one core" if at_once == 1 else f"{at_once} cores"
+    return f"{cells} cells to do{there}; expected time on {on}: {spoken(expected)}"
 
 
 def _work_through(jobs: list[Job], store: Store, size: int, clock: Clock, say: Callable[[str], None]) -> int:
@@ -126,9 +148,10 @@ def _work_through(jobs: list[Job], store: Store, size: int, clock: Clock, say: C
                 if told.kind == "cell":
                     store.add(told.content)
                     continue
-                clock.learn(told.job, time.monotonic() - started[told.job])
+                if told.kind == "done":  # one that failed at once would make all others look quick
+                    clock.learn(told.job, time.monotonic() - started[told.job])
                 failed += told.kind == "failed"
-                say(_line(told, clock, [*waiting, *pool.running], size))
+                say(_line(told, clock, [*waiting, *pool.running], _at_once(size)))
     except KeyboardInterrupt:
         say("interrupted; run the same command again to go on")
         return failed
@@ -140,16 +163,16 @@ def _next(waiting: list[Job], store: Store, clock: Clock) -> Job | None:
     """The longest job that has its references and is expected to end in time."""
     for job in waiting:
         ready = all(key in store.cells for key in job.reference_keys())
-        if ready and clock.pace * expected_seconds(job) < clock.left:
+        if ready and clock.lasts(job) < clock.left:
             return job
     return None
 
 
-def _line(told: Told, clock: Clock, left: list[Job], size: int) -> str:
+def _line(told: Told, clock: Clock, left: list[Job], at_once: int) -> str:
     """What a finished job is worth saying."""
     how = "failed" if told.kind == "failed" else "done"
     text = f"{told.job}: {how}"
     if left:
-        seconds = clock.pace * total_seconds(left) / size
+        seconds = clock.pace * total_seconds(left) / at_once
         text += f"; {sum(len(job.replicates) for job in left)} cells left, about {spoken(seconds)}"
     return f"{text}\n{told.content}" if told.kind == "failed" else text

@@ -32,7 +32,8 @@ def number(value: float, style: str = ".2f") -> str:
         return ""
     if math.isinf(value):
         return NOT_FINITE
-    return f"{value:.1e}" if abs(value) >= 1e4 else format(value, style)
+    # "z": what rounds to zero has no sign.
+    return format(value, ".1e" if abs(value) >= 1e4 else f"z{style}")
 
 
 COLUMNS = (
