@@ -52,6 +52,7 @@ def test_mean_field_is_not():
 ONE = np.array([0.3, -0.2, 0.8, 0.1, 0.5, 0.9])
 
 
+@pytest.mark.slow
 def test_around_one_data_set():
     found = dmvi.calibrate(correlated, {"x": X, "y": ONE}, near=True, n=40, **QUICK)
     assert found.near

@@ -130,6 +130,7 @@ def banana(x):
 BANANA_LOG_EVIDENCE = np.log(2 * np.pi * 0.5)
 
 
+@pytest.mark.slow
 def test_network_with_dropout_and_layer_norm_in_double_precision():
     guide = DiffusionGuide(steps=2, network=MLP(width=6, depth=2, dropout=0.1, layer_norm=True))
     with jax.enable_x64(True):

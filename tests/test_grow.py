@@ -114,6 +114,7 @@ def test_guides_that_cannot_grow(monkeypatch):
     assert recipe.grown(recipe.build(affine, key=jr.key(0)), key=jr.key(1)) is None
 
 
+@pytest.mark.slow
 def test_few_steps_say_nothing_of_the_guide():
     posterior = fitted()
     assert posterior.diagnostics.steps == STEPS
@@ -122,6 +123,7 @@ def test_few_steps_say_nothing_of_the_guide():
     assert words in repr(posterior)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
 def test_a_named_guide_stays_as_it_is():
     posterior = fitted(guide="diffusion")
@@ -141,6 +143,12 @@ def test_a_small_guide_grows_and_is_better(small, whole, tmp_path):
     grown.save(tmp_path / "fit.dmvi")
     loaded = dmvi.load(tmp_path / "fit.dmvi", banana, init=jnp.zeros(DIM))
     np.testing.assert_array_equal(loaded.sample(20)["x"], grown.sample(20)["x"])
+
+
+@pytest.mark.slow
+def test_a_grown_guide_is_trained_further(whole, tmp_path):
+    grown, _ = whole
+    loaded = dmvi.load(grown.save(tmp_path / "fit.dmvi"), banana, init=jnp.zeros(DIM))
     further = dmvi.resume(loaded, steps=STEPS, progress=False)
     assert grown.diagnostics.steps < further.diagnostics.steps <= grown.diagnostics.steps + STEPS
     assert np.all(np.diff(further.run.history_steps) > 0)
@@ -278,6 +286,7 @@ def two_gaussians(monkeypatch):
     monkeypatch.setattr(dmvi._grow, "overlapping_modes", lambda *_, **__: modes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient", "two_gaussians")
 def test_a_mixture_that_ends_no_better_is_left(small):
     """Two standard Gaussians on a banana, after a few steps: the first guide stays as it was."""
@@ -286,6 +295,7 @@ def test_a_mixture_that_ends_no_better_is_left(small):
     assert "pace" not in kept.run.settings
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient", "two_gaussians")
 def test_a_mixture_that_ends_better_is_saved_loaded_and_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(dmvi._train, "_better", lambda _, second: second)

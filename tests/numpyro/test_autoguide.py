@@ -311,7 +311,10 @@ def marginal(y):
         numpyro.sample("y", dist.MixtureSameFamily(parts, dist.Normal(means, 1)), obs=y)
 
 
-@pytest.mark.parametrize("elbos", [(TraceEnum_ELBO, Trace_ELBO), (PathEnumELBO, PathELBO)])
+@pytest.mark.parametrize(
+    "elbos",
+    [pytest.param((TraceEnum_ELBO, Trace_ELBO), marks=pytest.mark.slow), (PathEnumELBO, PathELBO)],
+)
 def test_enumerated_sites_are_summed_out(elbos):
     pytest.importorskip("funsor", reason="TraceEnum_ELBO needs funsor")
     y = jnp.array([-2.5, -1.0, 1.5, 2.5, 3.0])

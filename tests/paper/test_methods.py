@@ -24,7 +24,7 @@ def test_sites_at_the_truth():
         np.testing.assert_allclose(model.coordinates(sites)[0], truth, atol=1e-4)
 
 
-@pytest.mark.parametrize(("limit", "longer"), [(np.inf, 1), (0.0, 16)])
+@pytest.mark.parametrize(("limit", "longer"), [(np.inf, 1), pytest.param(0.0, 16, marks=pytest.mark.slow)])
 def test_chains_that_do_not_agree_are_run_longer_and_thinned(monkeypatch, limit, longer):
     for name, value in {"DRAWS": 400, "WARM_UP": 50, "AGREEMENT": limit}.items():
         monkeypatch.setattr(_methods, name, value)

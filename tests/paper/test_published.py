@@ -138,6 +138,7 @@ def test_replicates_side_by_side_are_those_alone():
     assert both[0].steps == 3 * 2
 
 
+@pytest.mark.slow
 def test_the_flow_contracts_to_half_the_mean():
     """It starts at unit scale; after 5,000 steps it is below the exact sd and sure of the wrong point."""
     model = paper_model("mean", "code")

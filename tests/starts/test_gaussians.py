@@ -39,6 +39,7 @@ def fitted(target, visited, *, single=-1.0, deadline=np.inf):
     return overlapping_modes(target, visited, single=single, deadline=deadline, key=jr.key(0))
 
 
+@pytest.mark.slow
 def test_modes_that_touch(searched):
     target, visited = searched
     assert len(visited) >= 2

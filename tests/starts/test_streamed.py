@@ -40,6 +40,7 @@ def start():
     return streamed_start(target, full=True, key=jr.key(0), progress=Silent(), control_variates=True)
 
 
+@pytest.mark.slow
 def test_many_groups_start_at_the_mode_of_all_rows_with_its_curvature(start):
     affine = start.start.affine
     assert isinstance(affine, LowRankAffine)

@@ -146,6 +146,7 @@ def posterior():
     return dmvi.fit(components, data={"y": Y}, steps=960, progress=False)
 
 
+@pytest.mark.slow
 def test_one_guide_for_all_labellings(posterior):
     """One component stands for six, every labelling is drawn alike, and weights are even."""
     guide = posterior.guide
@@ -160,6 +161,7 @@ def test_one_guide_for_all_labellings(posterior):
         np.testing.assert_allclose(shares, 1 / 3, atol=5 * np.sqrt(2 / 9 / 6000))
 
 
+@pytest.mark.slow
 def test_it_comes_back_from_a_file(posterior, tmp_path):
     posterior.save(tmp_path / "fit.dmvi")
     again = dmvi.load(tmp_path / "fit.dmvi", components, data={"y": Y})

@@ -45,6 +45,7 @@ np.savez(sys.argv[1], **found)
 """
 
 
+@pytest.mark.slow
 def test_four_devices_give_what_one_gives(tmp_path):
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
