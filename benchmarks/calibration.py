@@ -155,7 +155,8 @@ def markdown(cells: dict[str, dict[str, Any]]) -> str:
                 f"{100 * cell['coverage']:.0f} %", verdict, f"{cell['seconds']:.0f}",
             ]  # fmt: skip
             lines.append("| " + " | ".join(values) + " |")
-    made = [f"{machine}." for machine in dict.fromkeys(cell["machine"] for cell in cells.values())]
+    machines = dict.fromkeys(cell.get("machine", "") for cell in cells.values())
+    made = [f"{machine}." for machine in machines if machine]
     return "\n".join([*lines, "", *made]) + "\n"
 
 
