@@ -1,7 +1,10 @@
 """calibrate(): simulated, fitted, ranked."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+import dataclasses
+import itertools
 import json
+import time
 from pathlib import Path
 
 import jax
@@ -185,6 +188,103 @@ def test_a_simulator_s_truth_shows_the_joint_density_too():
 def test_what_cannot_be_calibrated_is_refused(model, data, changes, message):
     with pytest.raises(dmvi.InputError, match=message):
         dmvi.calibrate(model, data, **{"n": 20, **QUICK, **changes})
+
+
+@pytest.fixture
+def one_fit(monkeypatch):
+    """Takes the place of every fit, without its work; `ends` says how those of some data sets end."""
+    data = {"x": X, "y": np.zeros(6)}
+    base = dmvi.fit(correlated, data, guide="full-rank", steps=20, progress=False)
+    ends, asked = {}, []
+
+    def fitted(*_, seed, **settings):
+        asked.append(settings)
+        end = ends.get(seed, dmvi.Status.CONVERGED)
+        if isinstance(end, BaseException):
+            raise end
+        if isinstance(end, float):
+            time.sleep(end)
+            end = dmvi.Status.TIME_LIMIT
+        run = dataclasses.replace(base.run, status=end)
+        return dmvi.Posterior(
+            base.target, base.guide, run, base.key, judged=(base.diagnostics, base.log_weights)
+        )
+
+    monkeypatch.setattr("dmvi._calibrate.fit", fitted)
+    monkeypatch.setattr("jax.clear_caches", lambda: None)
+    return ends, asked
+
+
+def one_by_one(**settings):
+    return dmvi.calibrate(correlated, {"x": X, "y": (6,)}, n=20, one_by_one=True, progress=False, **settings)
+
+
+@pytest.mark.parametrize("end", [dmvi.Status.INTERRUPTED, KeyboardInterrupt()])
+def test_ctrl_c_in_one_of_many_fits_ends_them_all_and_keeps_their_ranks(one_fit, end):
+    ends, asked = one_fit
+    ends[12] = end
+    found = one_by_one()
+    assert len(asked) == 13
+    assert (found.datasets, found.left_over, found.failed, found.cut_short) == (12, 8, 0, 0)
+    assert "8 more were not come to" in repr(found)
+    ends[9] = end
+    with pytest.raises(KeyboardInterrupt):
+        one_by_one()
+
+
+def test_ctrl_c_between_two_fits_leaves_none_half_counted(one_fit, monkeypatch):
+    ranked = []
+
+    def interrupted(*arguments):
+        ranked.append(arguments)
+        if len(ranked) == 3 * 11 + 2:  # of three ranks of a data set
+            raise KeyboardInterrupt
+        return np.zeros((), int) if np.ndim(arguments[0]) == 0 else np.zeros(2, int)
+
+    monkeypatch.setattr("dmvi._calibrate.rank_of", interrupted)
+    found = one_by_one()
+    assert {len(ranks) for ranks in found.ranks.values()} == {11}
+
+
+def test_the_time_limit_is_that_of_all_fits_together(one_fit):
+    ends, asked = one_fit
+    ends[11] = 60.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.sleep", lambda seconds: patch.setattr("time.perf_counter", lambda: np.inf))
+        found = one_by_one(time_limit=1000.0)
+    limits = [settings["time_limit"] for settings in asked]
+    assert len(limits) == 12
+    assert all(after < before <= 1000 for before, after in itertools.pairwise(limits))
+    assert (found.datasets, found.left_over) == (11, 9)
+    with pytest.raises(dmvi.InputError, match=r"only 0 of 20 .* Give more time"):
+        one_by_one(time_limit=1e-9)
+
+
+def sometimes_undefined(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.deterministic("root", jnp.sqrt(mu))
+    numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+def test_what_is_not_a_number_is_told_instead_of_ranked():
+    with pytest.raises(dmvi.InputError, match="'root' is not a number in"):
+        dmvi.calibrate(sometimes_undefined, {"y": np.zeros(())}, n=20, **QUICK)
+
+
+def test_a_density_that_is_not_a_number_is_told(one_fit, monkeypatch):
+    found = one_by_one()
+    assert found.failed == 0
+
+    def joint(study, i, truth, sites):
+        values = np.zeros(len(sites["total"]))
+        return np.zeros(()), np.where(i == 3, np.nan, values)
+
+    monkeypatch.setattr("dmvi._calibrate._joint", joint)
+    found = one_by_one()
+    assert (found.datasets, found.failed) == (19, 1)
+    assert found.reason == f"{LOG_JOINT!r} is not a number in draws of the fit."
+    assert found.reason in repr(found)
+    assert found.to_dict()["reason"] == found.reason
 
 
 @pytest.mark.usefixtures("folder")
