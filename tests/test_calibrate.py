@@ -16,6 +16,7 @@ import pytest
 
 import dmvi
 from dmvi._calibrate import LOG_JOINT
+from dmvi.calibration import Calibration
 from dmvi.targets import as_target, read_simulator, seen_twice
 from tests.cli.test_fit_command import folder as folder
 from tests.cli.test_fit_command import run
@@ -299,6 +300,35 @@ def test_the_command_prints_and_writes():
     assert set(json.loads((Path("found") / "calibration.json").read_text())["p_values"]) == {"a", LOG_JOINT}
     assert run("calibrate", "model.py:regression", "--data", "data.json", "--out", "found").exit_code == 2
     assert run("calibrate", "model.py:regression").exit_code == 2
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("place", ["ranks", "figures"])
+def test_ranks_are_not_lost_where_the_disk_is_full(place, tmp_path, monkeypatch):
+    ranks = np.random.default_rng(0).integers(0, 1000, 50)
+    found = Calibration(ranks={"a": ranks}, sites={"a": ("a",)}, draws=999)
+    (tmp_path / "spare").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spare"))
+    monkeypatch.setattr("dmvi.cli._calibrate.calibrate", lambda *_, **__: found)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    def full_here(path, *arguments, **settings):
+        return write(path, *arguments, **settings) if path.parent.name == "spare" else full()
+
+    write = Path.write_text
+    if place == "ranks":
+        monkeypatch.setattr(Path, "write_text", full_here)
+    else:
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    result = run("calibrate", "model.py:regression", "--data", "data.json", "--out", "found")
+    assert result.exit_code == 2, result.output
+    assert "No sign of miscalibration" in result.stdout
+    assert "No space left on device" in result.stderr
+    (kept,) = (tmp_path / "spare").iterdir() if place == "ranks" else [Path("found") / "calibration.json"]
+    assert json.loads(kept.read_text())["ranks"]["a"] == ranks.tolist()
+    assert ("not lost: it is in" in result.stderr) == (place == "ranks")
 
 
 @pytest.mark.usefixtures("folder")
