@@ -34,6 +34,15 @@ def test_the_corpus_is_read_or_refused(path):
     assert attempt(dmvi.load if path.suffix == ".dmvi" else read_any, path) is None
 
 
+def test_the_corpus_has_files_of_fits_and_of_rows():
+    assert {".json", ".csv", ".npz", ".npy", ".arrow", ".dmvi"} <= {path.suffix for path in CORPUS}
+
+
+def test_an_array_with_a_header_of_python_2_is_refused():
+    with pytest.raises(dmvi.InputError, match="created on Python 2"):
+        dmvi.load(CORPUS[0].parent / "header_of_python_2.dmvi")
+
+
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".npz"])
 def test_damaged_data(tmp_path, suffix):
     rng, path = random.Random(1), tmp_path / f"file{suffix}"
