@@ -113,8 +113,10 @@ def by_several(name: str, method: str, n: int, seed: int, processes: int) -> Cal
     with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn")) as pool:
         found = list(pool.map(calibration, *zip(*jobs, strict=True)))
     ranks = {scalar: np.concatenate([one.ranks[scalar] for one in found]) for scalar in found[0].ranks}
-    failed, cut_short = sum(one.failed for one in found), sum(one.cut_short for one in found)
-    return replace(found[0], ranks=ranks, failed=failed, cut_short=cut_short)
+    counts = {name: sum(getattr(one, name) for one in found) for name in ("failed", "cut_short", "left_over")}
+    return replace(
+        found[0], ranks=ranks, reason=next((one.reason for one in found if one.reason), ""), **counts
+    )
 
 
 def measure(name: str, method: str, n: int, seed: int, processes: int) -> dict[str, Any]:
@@ -155,7 +157,8 @@ def markdown(cells: dict[str, dict[str, Any]]) -> str:
                 f"{100 * cell['coverage']:.0f} %", verdict, f"{cell['seconds']:.0f}",
             ]  # fmt: skip
             lines.append("| " + " | ".join(values) + " |")
-    made = [f"{machine}." for machine in dict.fromkeys(cell["machine"] for cell in cells.values())]
+    machines = dict.fromkeys(cell.get("machine", "") for cell in cells.values())
+    made = [f"{machine}." for machine in machines if machine]
     return "\n".join([*lines, "", *made]) + "\n"
 
 

@@ -155,7 +155,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
             row["verdict"],
         ]
         lines.append("| " + " | ".join([*cells, "" if right(row) else "wrong"]) + " |")
-    made = [f"{machine}." for machine in dict.fromkeys(row["machine"] for row in rows)]
+    made = [f"{machine}." for machine in dict.fromkeys(row.get("machine", "") for row in rows) if machine]
     return "\n".join([*lines, "", *_otherwise(rows), "", *made]) + "\n"
 
 

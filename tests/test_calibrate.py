@@ -1,7 +1,10 @@
 """calibrate(): simulated, fitted, ranked."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+import dataclasses
+import itertools
 import json
+import time
 from pathlib import Path
 
 import jax
@@ -13,6 +16,7 @@ import pytest
 
 import dmvi
 from dmvi._calibrate import LOG_JOINT
+from dmvi.calibration import Calibration
 from dmvi.targets import as_target, read_simulator, seen_twice
 from tests.cli.test_fit_command import folder as folder
 from tests.cli.test_fit_command import run
@@ -188,6 +192,103 @@ def test_what_cannot_be_calibrated_is_refused(model, data, changes, message):
         dmvi.calibrate(model, data, **{"n": 20, **QUICK, **changes})
 
 
+@pytest.fixture
+def one_fit(monkeypatch):
+    """Takes the place of every fit, without its work; `ends` says how those of some data sets end."""
+    data = {"x": X, "y": np.zeros(6)}
+    base = dmvi.fit(correlated, data, guide="full-rank", steps=20, progress=False)
+    ends, asked = {}, []
+
+    def fitted(*_, seed, **settings):
+        asked.append(settings)
+        end = ends.get(seed, dmvi.Status.CONVERGED)
+        if isinstance(end, BaseException):
+            raise end
+        if isinstance(end, float):
+            time.sleep(end)
+            end = dmvi.Status.TIME_LIMIT
+        run = dataclasses.replace(base.run, status=end)
+        return dmvi.Posterior(
+            base.target, base.guide, run, base.key, judged=(base.diagnostics, base.log_weights)
+        )
+
+    monkeypatch.setattr("dmvi._calibrate.fit", fitted)
+    monkeypatch.setattr("jax.clear_caches", lambda: None)
+    return ends, asked
+
+
+def one_by_one(**settings):
+    return dmvi.calibrate(correlated, {"x": X, "y": (6,)}, n=20, one_by_one=True, progress=False, **settings)
+
+
+@pytest.mark.parametrize("end", [dmvi.Status.INTERRUPTED, KeyboardInterrupt()])
+def test_ctrl_c_in_one_of_many_fits_ends_them_all_and_keeps_their_ranks(one_fit, end):
+    ends, asked = one_fit
+    ends[12] = end
+    found = one_by_one()
+    assert len(asked) == 13
+    assert (found.datasets, found.left_over, found.failed, found.cut_short) == (12, 8, 0, 0)
+    assert "8 more were not come to" in repr(found)
+    ends[9] = end
+    with pytest.raises(KeyboardInterrupt):
+        one_by_one()
+
+
+def test_ctrl_c_between_two_fits_leaves_none_half_counted(one_fit, monkeypatch):
+    ranked = []
+
+    def interrupted(*arguments):
+        ranked.append(arguments)
+        if len(ranked) == 3 * 11 + 2:  # of three ranks of a data set
+            raise KeyboardInterrupt
+        return np.zeros((), int) if np.ndim(arguments[0]) == 0 else np.zeros(2, int)
+
+    monkeypatch.setattr("dmvi._calibrate.rank_of", interrupted)
+    found = one_by_one()
+    assert {len(ranks) for ranks in found.ranks.values()} == {11}
+
+
+def test_the_time_limit_is_that_of_all_fits_together(one_fit):
+    ends, asked = one_fit
+    ends[11] = 60.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.sleep", lambda seconds: patch.setattr("time.perf_counter", lambda: np.inf))
+        found = one_by_one(time_limit=1000.0)
+    limits = [settings["time_limit"] for settings in asked]
+    assert len(limits) == 12
+    assert all(after < before <= 1000 for before, after in itertools.pairwise(limits))
+    assert (found.datasets, found.left_over) == (11, 9)
+    with pytest.raises(dmvi.InputError, match=r"only 0 of 20 .* Give more time"):
+        one_by_one(time_limit=1e-9)
+
+
+def sometimes_undefined(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    numpyro.deterministic("root", jnp.sqrt(mu))
+    numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+def test_what_is_not_a_number_is_told_instead_of_ranked():
+    with pytest.raises(dmvi.InputError, match="'root' is not a number in"):
+        dmvi.calibrate(sometimes_undefined, {"y": np.zeros(())}, n=20, **QUICK)
+
+
+def test_a_density_that_is_not_a_number_is_told(one_fit, monkeypatch):
+    found = one_by_one()
+    assert found.failed == 0
+
+    def joint(study, i, truth, sites):
+        values = np.zeros(len(sites["total"]))
+        return np.zeros(()), np.where(i == 3, np.nan, values)
+
+    monkeypatch.setattr("dmvi._calibrate._joint", joint)
+    found = one_by_one()
+    assert (found.datasets, found.failed) == (19, 1)
+    assert found.reason == f"{LOG_JOINT!r} is not a number in draws of the fit."
+    assert found.reason in repr(found)
+    assert found.to_dict()["reason"] == found.reason
+
+
 @pytest.mark.usefixtures("folder")
 def test_the_command_prints_and_writes():
     result = run(
@@ -200,6 +301,35 @@ def test_the_command_prints_and_writes():
     assert set(json.loads((Path("found") / "calibration.json").read_text())["p_values"]) == {"a", LOG_JOINT}
     assert run("calibrate", "model.py:regression", "--data", "data.json", "--out", "found").exit_code == 2
     assert run("calibrate", "model.py:regression").exit_code == 2
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("place", ["ranks", "figures"])
+def test_ranks_are_not_lost_where_the_disk_is_full(place, tmp_path, monkeypatch):
+    ranks = np.random.default_rng(0).integers(0, 1000, 50)
+    found = Calibration(ranks={"a": ranks}, sites={"a": ("a",)}, draws=999)
+    (tmp_path / "spare").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spare"))
+    monkeypatch.setattr("dmvi.cli._calibrate.calibrate", lambda *_, **__: found)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    def full_here(path, *arguments, **settings):
+        return write(path, *arguments, **settings) if path.parent.name == "spare" else full()
+
+    write = Path.write_text
+    if place == "ranks":
+        monkeypatch.setattr(Path, "write_text", full_here)
+    else:
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    result = run("calibrate", "model.py:regression", "--data", "data.json", "--out", "found")
+    assert result.exit_code == 2, result.output
+    assert "No sign of miscalibration" in result.stdout
+    assert "No space left on device" in result.stderr
+    (kept,) = (tmp_path / "spare").iterdir() if place == "ranks" else [Path("found") / "calibration.json"]
+    assert json.loads(kept.read_text())["ranks"]["a"] == ranks.tolist()
+    assert ("not lost: it is in" in result.stderr) == (place == "ranks")
 
 
 @pytest.mark.usefixtures("folder")

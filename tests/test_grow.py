@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -65,7 +66,7 @@ def test_the_guide_of_all_labellings_grows_and_draws_as_before():
     guide = perturbed(
         mixture(recipe, affines, jnp.zeros(1), every, symmetry=symmetry, key=jr.key(0)), size=0.1
     )
-    found = dmvi._grow._larger(recipe, guide, jr.key(1))
+    found = dmvi._grow.larger_guide(recipe, guide, jr.key(1))
     assert found is not None
     larger_recipe, larger = found
     alone = recipe.grown(jax.tree.map(lambda leaf: leaf[0], guide.components), key=jr.key(1))
@@ -84,7 +85,7 @@ def test_the_guide_of_all_labellings_grows_and_draws_as_before():
         symmetry=symmetry,
         key=jr.key(0),
     )
-    assert dmvi._grow._larger(recipe, several, jr.key(1)) is None
+    assert dmvi._grow.larger_guide(recipe, several, jr.key(1)) is None
 
 
 def test_a_grown_guide_draws_as_before():
@@ -163,6 +164,67 @@ def test_an_interruption_of_either_training_is_gone_on_from_bit_for_bit(whole):
         np.testing.assert_array_equal(again.run.history, undisturbed.run.history)
         np.testing.assert_array_equal(again.sample(20)["x"], undisturbed.sample(20)["x"])
         assert again.run.settings == undisturbed.run.settings
+
+
+def labelled(x):
+    """A banana for each of two labellings."""
+    across = ((x[0] - x[1]) ** 2 - 36) / 12
+    return -0.5 * across**2 - 0.5 * (x[0] + x[1] - across**2) ** 2 / 0.3**2
+
+
+def test_a_checkpoint_finds_the_grown_guide_of_all_labellings(tmp_path):
+    symmetry = Symmetry(2, (Block(0, (2,), 0, simplex=False),))
+    recipe = dmvi.DiffusionGuide(network=dmvi.Projected(rank=2, scale_rank=1, width=8))
+    affines = jax.vmap(lambda loc: anchored(loc, jnp.eye(2), full=True))(jnp.array([[-3.0, 3.0]]))
+    guide = mixture(recipe, affines, jnp.zeros(1), jnp.ones(1, bool), symmetry=symmetry, key=jr.key(0))
+    larger = dmvi._grow.larger_guide(recipe, guide, jr.key(1))
+    assert larger is not None
+    target = dmvi.Target.from_value_and_grad(lambda x: (-(x**2).sum(1) / 2, -x), dim=2)
+    history = dmvi._grow.Pilot(np.array([-1.0]), np.array([10]), 0, 1.0, dmvi.Status.CONVERGED)
+    saved = Checkpoint(tmp_path, 0.0, target, {}, began=0.0)
+    saved.begin(dmvi._train.Start(larger[1], "laplace", target), history)
+    saved._write(SimpleNamespace(snapshot=lambda: ({}, {})))  # pyright: ignore[reportArgumentType]
+    found = saved.found(recipe)
+    assert found is not None
+    assert found.recipe == larger[0]
+    shapes = [
+        eqx.filter_eval_shape(lambda g: eqx.filter(g, eqx.is_array), g)
+        for g in (found.start.guide, larger[1])
+    ]
+    assert eqx.tree_equal(*shapes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_impatient")
+def test_an_interruption_of_a_grown_guide_of_all_labellings_is_gone_on_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(dmvi._grow, "GAP_OF_LABELLINGS", -1.0)
+    monkeypatch.setattr(dmvi._grow, "overlapping_modes", lambda *_, **__: None)
+    copies, save = [], Checkpoint._save
+
+    def copying(self, trainer):
+        save(self, trainer)
+        copies.append(shutil.copytree(tmp_path / "whole", tmp_path / f"copy{len(copies)}"))
+
+    def one(folder):
+        return dmvi.fit(
+            labelled,
+            init=jnp.zeros(2),
+            steps=STEPS,
+            particles=8,
+            progress=False,
+            checkpoint=tmp_path / folder,
+            checkpoint_every=0,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "_save", copying)
+        undisturbed = one("whole")
+    assert isinstance(undisturbed.guide, Mixture)
+    assert undisturbed.guide.symmetry is not None
+    assert undisturbed.diagnostics.steps > STEPS
+    again = one(copies[-2].name)
+    np.testing.assert_array_equal(again.run.history, undisturbed.run.history)
+    np.testing.assert_array_equal(again.sample(20)["x"], undisturbed.sample(20)["x"])
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -2,8 +2,8 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from dmvi._errors import InputError
-from dmvi._fit import STEPS, fit, recipe_of
+from dmvi._fit import STEPS, check_choices, fit, recipe_of
 from dmvi._fit_many import PARTICLES_OF_MANY, FailedFit, fit_many
 from dmvi._run import Status
 from dmvi._study import SIMULATION, Simulate, Sites, Study, around, checked, over_prior, simulated
@@ -22,6 +22,7 @@ from dmvi.posterior import Posterior, Verdict
 
 DATASETS = 200
 DRAWS = 999
+SHORTEST = 1e-3  # seconds that a fit is given when there are none left
 FEWEST = 10  # data sets of which ranks can be judged at all
 LOG_JOINT = "log p(y, theta)"
 _CUT_SHORT = (Status.INTERRUPTED, Status.TIME_LIMIT)
@@ -92,8 +93,10 @@ def calibrate(
         particles: draws per step; by default those of `fit_many`, or of `fit`.
         optimizer: an Optax transformation.
         objective: what to minimise.
-        time_limit: seconds after which training winds down.
-        progress: show the live line.
+        time_limit: seconds for all fits together, that of `near` included, after which training winds down.
+            Of fits one by one, the one that it cuts short is left out with those that would follow.
+        progress: show the live line. Ctrl-C judges what is there: of fits one by one those that are done, if
+            there are at least ten, else the best so far of each.
         client: a Dask client.
 
     Returns:
@@ -105,19 +108,19 @@ def calibrate(
     began = time.perf_counter()
     recipe = recipe_of(guide)
     _check(n=n, draws=draws, seed=seed, level=level, resample=resample)
+    count = PARTICLES_OF_MANY if particles is None else particles
+    check_choices(seed, steps, count, time_limit, optimizer, objective)
     _check_near(near, data, shared, init)
     if one_by_one and client is not None:
         raise InputError("a cluster fits side by side; leave out client, or one_by_one.")
-    alone = functools.partial(
-        fit,
-        guide=guide,
-        steps=steps,
-        particles=particles,
-        optimizer=optimizer,
-        objective=objective,
-        time_limit=time_limit,
-    )
-    base = alone(model, data=checked(data), seed=seed, progress=progress) if near is True else near
+    how: dict[str, Any] = {"steps": steps, "optimizer": optimizer, "objective": objective}
+    alone = functools.partial(fit, guide=guide, particles=particles, **how)
+    clock = _Clock(began, time_limit)
+    base = near
+    if near is True:
+        base = alone(model, data=checked(data), seed=seed, progress=progress, time_limit=clock.left)
+        if base.run.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
     if isinstance(base, Posterior):
         study = around(model, data, base, int(n), int(seed))
     elif callable(data):
@@ -125,7 +128,7 @@ def calibrate(
     else:
         study = over_prior(model, data, shared, init, int(n), int(seed))
     if one_by_one:
-        fits = _one_by_one(study, int(n), init, int(seed), alone)
+        fits = _one_by_one(study, int(n), init, int(seed), alone, clock)
     else:
         fits = fit_many(
             study.model,
@@ -134,25 +137,23 @@ def calibrate(
             init=init,
             guide=recipe,
             seed=seed,
-            steps=steps,
-            particles=PARTICLES_OF_MANY if particles is None else particles,
-            optimizer=optimizer,
-            objective=objective,
-            time_limit=time_limit,
+            particles=count,
+            time_limit=clock.left,
             progress=progress,
             client=client,
+            **how,
         )
-    rng = np.random.default_rng([int(seed), SIMULATION])
-    tally = _Tally()
-    for i, posterior in enumerate(fits):
-        tally.add(study, i, posterior, int(draws), resample, rng)
+    tally = _Tally(study, int(n), int(draws), resample, np.random.default_rng([int(seed), SIMULATION]))
+    tally.take(fits)
     columns, sites = tally.columns()
     return Calibration(
         ranks=columns,
         sites=sites,
         draws=int(draws),
         failed=tally.failed,
+        reason=tally.reason,
         cut_short=tally.cut_short,
+        left_over=tally.left_over,
         near=near is not False,
         level=float(level),
         title=_title(model, recipe, objective, resample),
@@ -160,19 +161,49 @@ def calibrate(
     )
 
 
+class _Clock(NamedTuple):
+    """What is left of the time limit, which is that of all fits together."""
+
+    began: float
+    limit: float | None
+
+    @property
+    def over(self) -> bool:
+        return self.limit is not None and time.perf_counter() - self.began >= self.limit
+
+    @property
+    def left(self) -> float | None:
+        """Seconds; as good as none where it is over, as fits that begin wind down at once."""
+        if self.limit is None:
+            return None
+        return max(self.limit - (time.perf_counter() - self.began), SHORTEST)
+
+
 def _one_by_one(
-    study: Study, n: int, init: Any, seed: int, alone: Callable[..., Posterior]
+    study: Study, n: int, init: Any, seed: int, alone: Callable[..., Posterior], clock: _Clock
 ) -> Iterator[Posterior | FailedFit]:
-    """The fits of `fit`, each forgotten after its ranks are taken: their programs would fill the memory."""
+    """The fits of `fit`, each forgotten after its ranks are taken: their programs would fill the memory.
+
+    The fit that an interruption or the time limit ends is left out, as are those that would follow it.
+
+    Raises:
+        KeyboardInterrupt: where there was one, which the training of `fit` keeps to itself.
+    """
     for i in range(n):
         data = jax.tree.map(lambda leaf, i=i: leaf[i], study.datasets)
         model, arguments = study.model, {**(study.shared or {}), **data} if init is None else None
         if init is not None:
             model = functools.partial(_at_data, study.model, data)
+        own = (seed + i) % 2**32
         try:
-            yield alone(model, data=arguments, init=init, seed=(seed + i) % 2**32, progress=False)
+            found = alone(model, data=arguments, init=init, seed=own, progress=False, time_limit=clock.left)
         except InputError as error:
-            yield FailedFit(i, str(error))
+            found = FailedFit(i, str(error))
+        if isinstance(found, Posterior) and found.run.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        if clock.over:
+            return
+        yield found
         jax.clear_caches()
 
 
@@ -191,49 +222,71 @@ class _Tally:
     """Ranks as fits come in.
 
     Attributes:
-        failed: data sets that could not be fitted.
+        failed: data sets that could not be fitted, or not ranked.
+        reason: why the first of them could not.
         cut_short: fits that an interruption or a time limit has ended.
     """
 
-    def __init__(self):
+    def __init__(self, study: Study, n: int, draws: int, resample: bool | None, rng: np.random.Generator):
+        self._study, self._n, self._draws, self._resample, self._rng = study, n, draws, resample, rng
         self.failed = self.cut_short = self._fitted = 0
-        self._reason = ""
+        self.reason = ""
         self._ranks: dict[str, list[np.ndarray]] = {}
         self._constant: dict[str, np.ndarray] = {}  # scalars whose truth and draws have been one value so far
 
-    def add(
-        self,
-        study: Study,
-        i: int,
-        posterior: Posterior | FailedFit,
-        draws: int,
-        resample: bool | None,
-        rng: np.random.Generator,
-    ) -> None:
+    @property
+    def left_over(self) -> int:
+        """Data sets that were never come to."""
+        return self._n - self._fitted - self.failed
+
+    def take(self, fits: Iterable[Posterior | FailedFit]) -> None:
+        """The ranks of all fits; after Ctrl-C of those there are, if these are enough to judge."""
+        try:
+            for i, posterior in enumerate(fits):
+                self._add(i, posterior)
+        except KeyboardInterrupt:
+            if self._fitted < FEWEST:
+                raise
+
+    def _add(self, i: int, posterior: Posterior | FailedFit) -> None:
         """The ranks of one data set's truth among draws of its fit."""
         if isinstance(posterior, FailedFit):
-            self.failed += 1
-            self._reason = self._reason or posterior.reason
+            self._fail(posterior.reason)
             return
+        chosen = posterior.verdict is Verdict.RESAMPLE if self._resample is None else self._resample
+        sites = posterior.sample(self._draws, resample=chosen)
+        truth = {name: values[i] for name, values in self._study.truth.items()}
+        _check_truth(truth, sites)
+        pairs = {name: (value, sites[name]) for name, value in truth.items()}
+        if self._study.log_joint is not None:
+            pairs[LOG_JOINT] = _joint(self._study, i, truth, sites)
+        for name, pair in pairs.items():
+            for what, values in zip(("the truth", "draws of the fit"), pair, strict=True):
+                # Ties are broken at random, so that ranks of what is never a number would look uniform.
+                if np.isnan(np.asarray(values, np.float64)).any():
+                    self._fail(f"{name!r} is not a number in {what}.")
+                    return
+        ranks = {name: rank_of(*pair, self._rng) for name, pair in pairs.items()}
+        # All at once, so that an interruption leaves no data set half counted.
         self._fitted += 1
         self.cut_short += posterior.run.status in _CUT_SHORT
-        chosen = posterior.verdict is Verdict.RESAMPLE if resample is None else resample
-        sites = posterior.sample(draws, resample=chosen)
-        truth = {name: values[i] for name, values in study.truth.items()}
-        _check_truth(truth, sites)
-        for name, value in truth.items():
-            self._ranks.setdefault(name, []).append(rank_of(value, sites[name], rng))
-            constant = np.all(sites[name] == value, axis=0)
+        for name, rank in ranks.items():
+            self._ranks.setdefault(name, []).append(rank)
+        for name in truth:
+            constant = np.all(sites[name] == truth[name], axis=0)
             self._constant[name] = self._constant.get(name, True) & constant
-        if study.log_joint is not None:
-            self._ranks.setdefault(LOG_JOINT, []).append(_joint_rank(study, i, truth, sites, rng))
+
+    def _fail(self, reason: str) -> None:
+        self.failed += 1
+        self.reason = self.reason or reason
 
     def columns(self) -> tuple[Sites, dict[str, tuple[str, ...]]]:
         """Ranks by scalar, and the scalars of each site, without those that never vary, as on a diagonal."""
         if self._fitted < FEWEST:
+            why = f"The first that could not: {self.reason}" if self.failed else "Give more time."
             raise InputError(
-                f"only {self._fitted} of {self._fitted + self.failed} data sets could be fitted, too few to "
-                f"judge. The first that could not: {self._reason}"
+                f"only {self._fitted} of {self._n} data sets could be fitted and ranked, too few to "
+                f"judge. {why}"
             )
         ranks = {name: np.stack(parts) for name, parts in self._ranks.items()}
         scalars = scalar_names({site: values.shape[1:] for site, values in ranks.items()})
@@ -258,8 +311,8 @@ def _check_truth(truth: Sites, sites: Sites) -> None:
             )
 
 
-def _joint_rank(study: Study, i: int, truth: Sites, sites: Sites, rng: np.random.Generator) -> np.ndarray:
-    """The rank of log p(y, theta*) among the draws'; all come from one call, so that rounding is the same."""
+def _joint(study: Study, i: int, truth: Sites, sites: Sites) -> tuple[np.ndarray, np.ndarray]:
+    """log p(y, theta) of the truth and of the draws; all come from one call, so that rounding is the same."""
     assert study.log_joint is not None
     together = {
         name: jnp.asarray(np.concatenate([value[None], sites[name]]).astype(sites[name].dtype))
@@ -267,7 +320,7 @@ def _joint_rank(study: Study, i: int, truth: Sites, sites: Sites, rng: np.random
     }
     data = jax.tree.map(lambda leaf: jnp.asarray(leaf[i]), study.datasets)
     values = np.asarray(study.log_joint(together, data), np.float64)
-    return rank_of(values[0], values[1:], rng)
+    return values[0], values[1:]
 
 
 def _check_near(near: Any, data: Any, shared: Any, init: Any) -> None:

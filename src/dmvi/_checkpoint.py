@@ -14,7 +14,7 @@ import jax.random as jr
 import numpy as np
 
 from dmvi._errors import InputError
-from dmvi._grow import Pilot
+from dmvi._grow import Pilot, larger_guide
 from dmvi._recipes import describe_base, guide_from
 from dmvi._start import Start, anchor_of, anchored
 from dmvi.guides import GuideRecipe
@@ -109,7 +109,7 @@ class Checkpoint:
             )
         guide = guide_from(recipe, record["base"], self._target.dim)
         pilot = Pilot.recalled(arrays, record["pilot"]) if record["pilot"] else None
-        larger = None if pilot is None else recipe.grown(guide, key=jr.key(0))
+        larger = None if pilot is None else larger_guide(recipe, guide, jr.key(0))
         if larger is not None:
             recipe, guide = larger
         target = self._target

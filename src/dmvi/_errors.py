@@ -32,11 +32,11 @@ def asks_too_much(path: object) -> str:
 
 
 @contextlib.contextmanager
-def memory_told() -> Iterator[None]:
+def memory_told(words: str = OUT_OF_MEMORY) -> Iterator[None]:
     """Too little memory, wherever it shows, in words that say what to do."""
     try:
         yield
     except Exception as error:
         if is_out_of_memory(error):
-            raise MemoryError(OUT_OF_MEMORY) from error
+            raise MemoryError(words) from error
         raise

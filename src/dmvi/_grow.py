@@ -141,13 +141,13 @@ def grown(
         several = _on_many_gaussians(recipe, start, outcome, time.perf_counter() + left, jr.fold_in(key, 2))
         if several is not None:
             return several
-    larger = _larger(recipe, guide, jr.fold_in(key, 1))
+    larger = larger_guide(recipe, guide, jr.fold_in(key, 1))
     if larger is None:
         return None
     return Grown(larger[0], start._replace(guide=larger[1]), Pilot.of(outcome))
 
 
-def _larger(recipe: GuideRecipe, guide: Guide, key: PRNGKeyArray) -> tuple[GuideRecipe, Guide] | None:
+def larger_guide(recipe: GuideRecipe, guide: Guide, key: PRNGKeyArray) -> tuple[GuideRecipe, Guide] | None:
     """A larger guide that begins as this one; of one in several labellings, the guide they share grows."""
     if not isinstance(guide, Mixture):
         return recipe.grown(guide, key=key)

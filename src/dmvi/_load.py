@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 
 from dmvi._errors import InputError
-from dmvi._recipes import guide_from, recipe_from, visible_density
+from dmvi._recipes import OTHER_ARRAYS, check_size, guide_from, recipe_from, visible_density
 from dmvi.guides import Guide, GuideRecipe
 from dmvi.posterior import Fit, Posterior, StoredPosterior, read_fit
 from dmvi.targets import Target, as_target
@@ -96,6 +96,8 @@ def _guide(fit: Fit, target: Target, recipe: GuideRecipe | None) -> Guide:
     """The guide of the fit: its recipe gives the structure, the file every number."""
     if recipe is None:
         recipe = recipe_from(fit.run.settings.get("guide"))
+        if isinstance(recipe, GuideRecipe):
+            check_size(recipe, target.dim, fit.leaves["guide"])
     if not isinstance(recipe, GuideRecipe):
         raise InputError("guide has to be a recipe such as dmvi.DiffusionGuide().")
     recipe = recipe.seeing(visible_density(target))
@@ -113,7 +115,7 @@ def _filled(tree: Any, leaves: list[np.ndarray], what: str) -> Any:
         hint = (
             "jax_enable_x64 has to be as it was in the fit" if wide else "pass the recipe of the fit as guide"
         )
-        raise InputError(f"the {what} in the file has other arrays than this one; {hint}.")
+        raise InputError(OTHER_ARRAYS.format(what, hint))
     return eqx.combine(jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves]), rest)
 
 

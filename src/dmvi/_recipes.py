@@ -1,18 +1,21 @@
 """Recipes of guides and their bases as plain values, so that a file can say how its guide was made."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array
 
 from dmvi import diffusion, guides
 from dmvi._errors import InputError
+from dmvi.diffusion import Stacked, Triangular
 from dmvi.guides import (
     AnyAffine,
+    DiffusionGuide,
+    FlowGuide,
     Guide,
     GuideRecipe,
     LowRank,
@@ -20,7 +23,7 @@ from dmvi.guides import (
     Mixture,
     anchored,
     low_rank_anchored,
-    mixture,
+    repeated,
     symmetry_from,
 )
 from dmvi.targets import Target
@@ -35,6 +38,7 @@ _KNOWN: dict[str, type] = {
     and (issubclass(value, GuideRecipe) or name in _PARTS)
     and value is not GuideRecipe
 }
+OTHER_ARRAYS = "the {} in the file has other arrays than this one; {}."
 _MOST_MODES = 1_000
 _LARGEST = 100_000  # of any whole number in a recipe: a file must not ask for more memory than there is
 
@@ -77,6 +81,32 @@ def recipe_from(description: Any) -> Any:
             raise InputError(f"the file describes a guide with {name}={value}, beyond {_LARGEST:,}.")
         arguments[name] = recipe_from(value) if isinstance(value, dict) else value
     return known(**arguments)
+
+
+def check_size(recipe: GuideRecipe, dim: int, leaves: Sequence[np.ndarray]) -> None:
+    """Refuse a description of more than the arrays of its file.
+
+    Asked before a guide is made even in outline, which takes time for every layer.
+
+    Raises:
+        InputError: where a guide of the recipe has more arrays, or more numbers in them, than there are.
+    """
+    layers, numbers = _least(recipe, dim, 1)
+    if layers > len(leaves) or numbers > sum(leaf.size for leaf in leaves):
+        raise InputError(OTHER_ARRAYS.format("guide", "pass the recipe of the fit as guide"))
+
+
+def _least(recipe: Any, dim: int, steps: int) -> tuple[int, int]:
+    """Arrays and numbers that a guide, or a network of so many steps, has at least."""
+    if isinstance(recipe, DiffusionGuide):
+        return _least(recipe.network, dim, recipe.steps)
+    if isinstance(recipe, Stacked):
+        early = _least(recipe.early, dim, max(steps - recipe.late_steps, 1))
+        late = _least(recipe.late, dim, recipe.late_steps)
+        return early[0] + late[0], early[1] + late[1]
+    width, depth = getattr(recipe, "width", 1), getattr(recipe, "depth", 1)
+    times = recipe.layers if isinstance(recipe, FlowGuide) else steps if isinstance(recipe, Triangular) else 1
+    return depth, width * max(times * dim, depth)
 
 
 def visible_density(target: Target) -> Callable[[Array], Array] | None:
@@ -124,9 +154,7 @@ def guide_from(recipe: GuideRecipe, base: Any, dim: int) -> Guide:
         symmetry = symmetry_from(base.get("symmetry"), dim)
     except ValueError:
         raise InputError("the file describes a symmetry that no guide has.") from None
-    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * modes), affine)
-    zeros = jnp.zeros(modes)
-    return mixture(recipe, stacked, zeros, jnp.zeros(modes, bool), symmetry=symmetry, key=jr.key(0))
+    return repeated(recipe.build(affine, key=jr.key(0)), modes, symmetry)
 
 
 def _base(base: dict[str, int], dim: int, rank: int, anchor_rank: int) -> AnyAffine:

@@ -1,7 +1,9 @@
 """The battery's truth is true, and its judge judges."""
 
+import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.battery import battery, mixture
-from benchmarks.calibration import cases
+from benchmarks.calibration import METHODS, cases
+from benchmarks.calibration import markdown as table
 from benchmarks.machine import describe_machine
 from benchmarks.verdicts import errors_of, markdown, missed_modes, right
 from dmvi._run import no_modes
@@ -100,6 +103,18 @@ def test_what_counts_as_wrong(truth, verdict, fits):
     }
     assert right(row) is fits
     assert ("wrong" in markdown([row])) is not fits
+
+
+def test_results_of_before_rows_named_a_machine_are_shown():
+    row = {"kind": "k", "name": "n", "truth": "good", "verdict": "trust", "error": 0.0, "missed": 0}
+    cell: dict[str, Any] = dict.fromkeys(("scalars", "one_by_one", "datasets", "failed", "calibrated"), 1)
+    cell |= dict.fromkeys(("p", "corrected", "coverage", "seconds"), 0.5)
+    first, second = list(itertools.islice(itertools.product(cases(), METHODS), 2))
+    for shown in (
+        markdown([row, row | {"machine": "m"}]),
+        table({"/".join(first): cell, "/".join(second): cell | {"machine": "m"}}),
+    ):
+        assert shown.endswith("\n\nm.\n")
 
 
 @pytest.mark.parametrize("name", list(cases()))

@@ -230,6 +230,44 @@ def test_the_models_folder_is_searched_only_while_it_runs(folder, fake):
     assert "model" not in sys.modules
 
 
+def exhausted(*_, **__):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 byte")
+
+
+@pytest.mark.parametrize("place", ["weigh", "summary"])
+def test_too_little_memory_after_training_is_told_and_what_could_be_written_is(
+    folder, fake, monkeypatch, place
+):
+    owner = "_draws.Draws.weigh" if place == "weigh" else "_posterior.Posterior.summary"
+    monkeypatch.setattr(f"dmvi.posterior.{owner}", exhausted)
+    result = run("fit", "model.py:regression", "--out", "fit.npz")
+    assert result.exit_code == 2, result.output
+    assert "training has ended, but there is not enough memory" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert (folder / "fit.npz").exists() == (place == "summary")
+    assert ("'fit.npz' is written" in result.stderr) == (place == "summary")
+    assert ("Nothing was written" in result.stderr) == (place == "weigh")
+
+
+def test_too_little_memory_anywhere_is_told(folder, fake):
+    fake.error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 byte")
+    result = run("fit", "model.py:regression")
+    assert result.exit_code == 2
+    assert result.stderr == "error: there is not enough memory.\n"
+
+
+def test_the_verdict_is_printed_where_the_file_cannot_be_written(folder, fake, monkeypatch):
+    def full(*_, **__):
+        raise InputError("the disk is full")
+
+    monkeypatch.setattr("dmvi.cli._fit.write_draws", full)
+    result = run("fit", "model.py:regression", "--out", "fit.npz")
+    assert result.exit_code == 2
+    assert result.stdout.startswith("Trust these draws")
+    assert "wrote" not in result.stdout
+    assert "the disk is full" in result.stderr
+
+
 def test_errors_of_input_that_fit_finds_are_told_without_a_traceback(folder, fake):
     fake.error = InputError("no guide named 'flo'; did you mean 'flow'?")
     result = run("fit", "model.py:regression", "--guide", "flo")

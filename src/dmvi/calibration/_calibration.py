@@ -51,8 +51,10 @@ class Calibration:
         ranks: scalar -> one rank per data set.
         sites: site -> names of its scalars.
         draws: L.
-        failed: data sets that could not be fitted, which are left out.
+        failed: data sets that are left out: without a fit, or with a truth or draws that are not numbers.
+        reason: why the first of them is.
         cut_short: fits that ended by an interruption or a time limit, which are not.
+        left_over: data sets that were not come to before an interruption or the time limit.
         near: whether data sets were simulated around one that was given.
         level: probability that all scalars are called calibrated if they are.
         title: model and guide in words.
@@ -63,7 +65,9 @@ class Calibration:
     sites: Mapping[str, tuple[str, ...]]
     draws: int
     failed: int = 0
+    reason: str = ""
     cut_short: int = 0
+    left_over: int = 0
     near: bool = False
     level: float = 0.95
     title: str = ""
@@ -151,7 +155,9 @@ class Calibration:
             "datasets": self.datasets,
             "draws": self.draws,
             "failed": self.failed,
+            "reason": self.reason,
             "cut_short": self.cut_short,
+            "left_over": self.left_over,
             "near": self.near,
             "level": self.level,
             "seconds": self.seconds,
@@ -182,7 +188,14 @@ class Calibration:
             f"{width:.2f} do not show"
         )
         if self.failed:
-            lines.append(f"  Note: {self.failed} more could not be fitted and are left out, not at random.")
+            lines.append(
+                f"  Note: {self.failed} more could not be fitted or ranked and are left out, not at random."
+            )
+            lines += [f"  The first of them: {self.reason}"] if self.reason else []
+        if self.left_over:
+            lines.append(
+                f"  Note: {self.left_over} more were not come to before the interruption or time limit."
+            )
         if self.cut_short:
             lines.append(f"  Note: {self.cut_short} fits were cut short, and are judged as they were then.")
         size = max(len(verdict.site) for verdict in self.verdicts)

@@ -1,18 +1,23 @@
 """dmvi calibrate: simulate, fit, print, write."""
 
 import json
+import os
+import tempfile
 from pathlib import Path
 
 import typer
 
 from dmvi._calibrate import calibrate
 from dmvi._errors import InputError
+from dmvi.calibration import Calibration
 from dmvi.cli._data import read_data
 from dmvi.cli._exits import Exit, explained
 from dmvi.cli._model import loaded_model, split_model
 from dmvi.cli._output import check_file, written_whole
+from dmvi.posterior import WriteError
 
-FILES = ("ecdf.png", "ranks.png", "calibration.json")
+FIGURES = ("ecdf.png", "ranks.png")
+RANKS = "calibration.json"
 
 
 def run_calibrate(
@@ -47,16 +52,37 @@ def run_calibrate(
             resample=None if one_by_one else False,
             progress=not quiet,
         )
-    typer.echo(repr(found))
+    failure = None
     if out is not None:
-        for file, figure in ((FILES[0], found.plot_ecdf()), (FILES[1], found.plot_ranks())):
+        try:
+            _write_ranks(found, out / RANKS, force)
+        except InputError as error:
+            failure = error  # told below the verdicts
+    typer.echo(repr(found))
+    if failure is not None:
+        raise failure
+    if out is not None:
+        for file, plot in zip(FIGURES, (found.plot_ecdf, found.plot_ranks), strict=True):
             with written_whole(out / file, force) as partial:
-                figure.savefig(partial, format="png", dpi=150)
-        with written_whole(out / FILES[2], force) as partial:
-            partial.write_text(json.dumps(found.to_dict()) + "\n", encoding="utf-8")
+                plot().savefig(partial, format="png", dpi=150)
         if not quiet:
-            typer.echo(f"wrote {', '.join(str(out / file) for file in FILES)}")
+            typer.echo(f"wrote {', '.join(str(out / file) for file in (*FIGURES, RANKS))}")
     return Exit.FINE if found.calibrated else Exit.DO_NOT_TRUST
+
+
+def _write_ranks(found: Calibration, path: Path, force: bool) -> None:
+    """The work of hours, before any figure is made of it, and elsewhere where it should not fit."""
+
+    def write(place: Path) -> None:
+        with written_whole(place, force) as partial:
+            partial.write_text(json.dumps(found.to_dict()) + "\n", encoding="utf-8")
+
+    try:
+        write(path)
+    except WriteError as error:
+        kept = Path(tempfile.gettempdir()) / f"{path.stem}-{os.getpid()}{path.suffix}"
+        write(kept)  # where even that fails, its own words follow
+        raise InputError(f"{error} The calibration is not lost: it is in {str(kept)!r}.") from error
 
 
 def _check_folder(out: Path, force: bool) -> None:
@@ -66,5 +92,5 @@ def _check_folder(out: Path, force: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {str(out)!r}: {error.strerror or error}.") from error
-    for file in FILES:
+    for file in (*FIGURES, RANKS):
         check_file(out / file, force)

@@ -9,7 +9,9 @@ from typing import NoReturn
 
 import typer
 
-from dmvi._errors import InputError, LostProcessError
+from dmvi._errors import InputError, LostProcessError, is_out_of_memory
+
+NO_MEMORY = "there is not enough memory."
 
 
 class Exit(enum.IntEnum):
@@ -37,10 +39,12 @@ def explained(user_file: Path | None = None) -> Iterator[None]:
     except LostProcessError as error:
         _end(f"error: {error}", Exit.LOST)
     except MemoryError as error:
-        _end(f"error: {error or 'there is not enough memory.'}", Exit.MISTAKE)
+        _end(f"error: {error or NO_MEMORY}", Exit.MISTAKE)
     except KeyboardInterrupt:
         _end("interrupted", Exit.INTERRUPTED)
     except Exception as error:
+        if is_out_of_memory(error):
+            _end(f"error: {NO_MEMORY}", Exit.MISTAKE)
         line = line_within(error, user_file)
         if line is None:
             raise

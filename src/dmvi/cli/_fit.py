@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from dmvi._errors import InputError, memory_told
 from dmvi._fit import fit
 from dmvi._team import Team
 from dmvi.cli._data import name_data, read_data
@@ -15,6 +16,12 @@ from dmvi.cli._exits import Exit, explained
 from dmvi.cli._model import loaded_model, split_model
 from dmvi.cli._output import check_draws_file, check_report_file, write_draws, written_whole
 from dmvi.posterior import Posterior, Verdict
+
+TOO_LITTLE = "training has ended, but there is not enough memory for the draws that judge the fit."
+UNWRITTEN = (
+    "Nothing was written. Where there was a --checkpoint, the same command on a larger machine goes on from "
+    "the end of training; else give fewer --draws, or a smaller --guide."
+)
 
 
 @dataclass(frozen=True)
@@ -95,18 +102,29 @@ def _check(output: Output) -> None:
 
 
 def _write(posterior: Posterior, seed: int, output: Output) -> None:
-    typer.echo(repr(posterior))
-    if not output.quiet:
-        typer.echo(f"\n{posterior.summary(output.draws, seed=seed)!r}")
+    """Files first: what is printed takes memory, and may be too much after hours of training."""
+    failure, state = None, UNWRITTEN
     if output.out is not None:
-        write_draws(posterior, output.out, draws=output.draws, seed=seed, force=output.force)
+        try:
+            with memory_told(f"{TOO_LITTLE} {UNWRITTEN}"):
+                write_draws(posterior, output.out, draws=output.draws, seed=seed, force=output.force)
+            state = f"{str(output.out)!r} is written."
+        except InputError as error:
+            # Told below the verdict, which may be all there is to see of the fit.
+            failure, state = error, str(error)
+    with memory_told(f"{TOO_LITTLE} {state}"):
+        typer.echo(repr(posterior))
         if not output.quiet:
+            typer.echo(f"\n{posterior.summary(output.draws, seed=seed)!r}")
+        if failure is not None:
+            raise failure
+        if output.out is not None and not output.quiet:
             typer.echo(f"\nwrote {output.out}")
-    if output.report is not None:
-        with written_whole(output.report, output.force) as partial:
-            posterior.report(partial, n=output.draws, seed=seed)
-        if not output.quiet:
-            typer.echo(f"wrote {output.report}")
+        if output.report is not None:
+            with written_whole(output.report, output.force) as partial:
+                posterior.report(partial, n=output.draws, seed=seed)
+            if not output.quiet:
+                typer.echo(f"wrote {output.report}")
 
 
 def _code(posterior: Posterior) -> Exit:

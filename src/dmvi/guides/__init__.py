@@ -21,6 +21,7 @@ from dmvi.guides._low_rank import low_rank_anchored as low_rank_anchored
 from dmvi.guides._mixture import Mixture as Mixture
 from dmvi.guides._mixture import image_log_prob as image_log_prob
 from dmvi.guides._mixture import mixture as mixture
+from dmvi.guides._mixture import repeated as repeated
 from dmvi.guides._mixture import shared_out as shared_out
 from dmvi.guides._paper import PaperDiffusion as PaperDiffusion
 from dmvi.guides._paper import PaperGuide as PaperGuide

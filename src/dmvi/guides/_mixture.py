@@ -177,3 +177,18 @@ def mixture(
         dim=dim,
         symmetry=symmetry,
     )
+
+
+def repeated(guide: Guide, count: int, symmetry: Symmetry | None = None) -> Mixture:
+    """A guide mixed with itself: what the arrays of any mixture of so many fit into, made once."""
+    components = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)) if eqx.is_array(leaf) else leaf, guide
+    )
+    even = Frozen(jnp.full(count, -math.log(count)))
+    return Mixture(
+        components=components,
+        log_weights=even,
+        unfinished=Frozen(jnp.zeros(count, bool)),
+        dim=guide.dim,
+        symmetry=symmetry,
+    )
