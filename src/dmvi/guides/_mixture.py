@@ -184,7 +184,7 @@ def repeated(guide: Guide, count: int, symmetry: Symmetry | None = None) -> Mixt
     components = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)) if eqx.is_array(leaf) else leaf, guide
     )
-    even = Frozen(jnp.full(count, -math.log(count)))
+    even = Frozen(jnp.zeros(count) - math.log(count))
     return Mixture(
         components=components,
         log_weights=even,
