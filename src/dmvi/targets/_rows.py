@@ -113,7 +113,8 @@ class NpyColumn:
         self._path = path
         try:
             self._seen = _file_fingerprint(path)
-            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+            with np.errstate(over="ignore"):  # of a shape beyond any memory, which is refused in words
+                mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         except MemoryError as error:
             raise InputError(asks_too_much(path)) from error
         except Exception as error:  # a parser of bytes from anywhere can fail in any way
