@@ -113,6 +113,7 @@ class NpyColumn:
         self._path = path
         try:
             self._seen = _file_fingerprint(path)
+            _check_header(path)
             with np.errstate(over="ignore"):  # of a shape beyond any memory, which is refused in words
                 mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         except MemoryError as error:
@@ -303,6 +304,15 @@ def _digest(array: Any) -> str:
 def _file_fingerprint(path: Path) -> str:
     stat = path.stat()
     return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _check_header(path: Path) -> None:
+    """NumPy makes room for as long a header as the file says it has, which may be gigabytes."""
+    with path.open("rb") as file:
+        magic = file.read(np.lib.format.MAGIC_LEN)
+        length = int.from_bytes(file.read(2 if magic[-2:-1] == b"\x01" else 4), "little")
+    if magic.startswith(np.lib.format.MAGIC_PREFIX) and length > path.stat().st_size:
+        raise ValueError("its header is longer than the file")
 
 
 def _check_unchanged(path: Path, seen: str) -> None:
