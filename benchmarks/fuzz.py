@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -154,6 +155,8 @@ def read_with_model(path: Path) -> None:
     posterior = dmvi.load(path, DENSITY, init=jnp.zeros(DIM))
     posterior.unconstrained(5)
     dmvi.resume(posterior, steps=1, progress=False)
+    # Thousands of compiled programs would use up the memory maps that Linux gives a process.
+    jax.clear_caches()
 
 
 def read_any(path: Path) -> None:

@@ -174,6 +174,17 @@ def test_densities_of_other_draws_are_refused(tmp_path, name):
         dmvi.load(path)
 
 
+def test_weights_driven_by_a_coordinate_that_there_is_not_are_refused(tmp_path):
+    path = a_posterior().save(tmp_path / "fit.dmvi", n=5)
+
+    def change(manifest, members):
+        manifest["record"]["diagnostics"]["drivers"] = [["nowhere", 0.5]]
+
+    changed_fit(path, change)
+    with pytest.raises(dmvi.InputError, match="drive its weights"):
+        dmvi.load(path)
+
+
 def mlp(width, depth):
     return {"type": "MLP", "width": width, "depth": depth, "layer_norm": False, "dropout": 0.0}
 

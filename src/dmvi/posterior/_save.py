@@ -166,9 +166,12 @@ def _understood(contents: Contents) -> Fit:
     run = dict(record["run"])
     status = Status[run.pop("status")]
     settings = dict(run.pop("settings"))
+    diagnostics = Diagnostics.from_dict(record["diagnostics"])
+    if any(driver.name not in record["names"] for driver in diagnostics.drivers):
+        raise FileError("the file says that coordinates drive its weights which it does not have.")
     seen = {"visited": _visited(trees["visited"], single["xi"].shape[1])} if trees["visited"] else {}
     return Fit(
-        diagnostics=Diagnostics.from_dict(record["diagnostics"]),
+        diagnostics=diagnostics,
         run=Run(
             status=status,
             steps=int(run["steps"]),
