@@ -55,7 +55,10 @@ def _separable(x):
 
 
 def _no_variance(x):
-    """Twenty equal observations, an unknown scale with a proper prior."""
+    """Twenty equal observations, an unknown scale with a proper prior.
+
+    With l the logarithm of the scale, l ~ N(-19, 1) and x_0 | l ~ N(3, e^2l / 20) nearly.
+    """
     return norm.logpdf(x[0], 0, 10) + norm.logpdf(x[1], 0, 1) + norm.logpdf(3.0, x[0], jnp.exp(x[1])) * 20
 
 
@@ -86,7 +89,7 @@ def hard_numbers() -> dict[str, Hard]:
         ),
         # E[x^2] = Gamma(6) / Gamma(2)
         "gradient infinite at 0": Hard(lambda x: jnp.sum(-jnp.sqrt(jnp.abs(x))), 2, 0.0, 120**0.5),
-        "data without variance": Hard(_no_variance, 2),
+        "data without variance": Hard(_no_variance, 2, [3.0, -19.0], [np.exp(-18) / 20**0.5, 1.0]),
         "separated logistic regression": by_quadrature(_separable, -8.0, 12.0),
         "scale 1e-8": Hard(lambda x: norm.logpdf(x, 0.0, 1e-8).sum(), 2, 0.0, 1e-8),
         "scale 1e8": Hard(lambda x: norm.logpdf(x, 0.0, 1e8).sum(), 2, 0.0, 1e8),
