@@ -91,9 +91,10 @@ REPAIRED = r"""
 dmvi's diffusion guide with all defaults, every replicate on a data set of its own, with draws as the verdict
 of the fit advises. After the ratio stands its standard error, which comes from the finite number of draws
 (and of those of NUTS, in the mixture). After coverages stand two standard errors: from their spread over data
-sets, or binomial, whichever is larger, as coordinates of one data set are not independent; in the mixture
-components are put in the order of their first coordinates, as a labelling that looks for the truth would
-flatter intervals. The last column counts the fits whose own verdict is to trust their draws as they are, and
+sets, or binomial, whichever is larger, as coordinates of one data set are not independent. Of twenty
+coverages one is expected to be off by more than that by chance, and all methods have the same data. In the
+mixture components are put in the order of their first coordinates, as a labelling that looks for the truth
+would flatter intervals. The last column counts the fits whose own verdict is to trust their draws as they are, and
 to trust them after resampling.
 """
 
