@@ -94,8 +94,8 @@ of the fit advises. After the ratio stands its standard error, which comes from 
 sets, or binomial, whichever is larger, as coordinates of one data set are not independent. Of twenty
 coverages one is expected to be off by more than that by chance, and all methods have the same data. In the
 mixture components are put in the order of their first coordinates, as a labelling that looks for the truth
-would flatter intervals. The last column counts the fits whose own verdict is to trust their draws as they are, and
-to trust them after resampling.
+would flatter intervals. The last column counts the fits whose own verdict is to trust their draws as they
+are, and to trust them after resampling.
 """
 
 ASKED = (
