@@ -16,7 +16,7 @@ from dmvi._compile import quick_options
 from dmvi.targets._target import Target
 
 MAX_ITERATIONS = 100
-LARGEST_SD = 1e4  # in the units of `units_of`
+LARGEST_SD = 1e4  # of a Gaussian in a flat direction; in searches in the units of `units_of`
 FLAT = LARGEST_SD**-2
 NO_CURVATURE = 1e-24  # sds beyond 1e12
 SLOPE = 1e-5  # at which a search ends
