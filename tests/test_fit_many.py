@@ -13,7 +13,7 @@ import pytest
 import dmvi
 from dmvi._many_block import ROUND_LOOKS
 from dmvi.posterior import Verdict
-from dmvi.starts._many import climb
+from dmvi.warmstart._many import climb
 from dmvi.targets import as_target, family
 from dmvi.training import Lanes
 from tests.targets.models import SIGMA, Y, eight_schools

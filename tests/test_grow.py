@@ -16,7 +16,7 @@ import dmvi._grow
 import dmvi._train
 from dmvi._checkpoint import Checkpoint
 from dmvi.guides import Block, GaussianGuide, Mixture, Symmetry, anchored, mixture
-from dmvi.starts._weighed import Modes
+from dmvi.warmstart._weighed import Modes
 from dmvi.training import progress_for
 from tests.guides.registry import perturbed
 

@@ -15,7 +15,7 @@ RANDOM = "dmvi._random"
 COMPILE = "dmvi._compile"
 TEAM = "dmvi._team"
 RECIPES = "dmvi._recipes"
-STAGES = ["targets", "diffusion", "guides", "objectives", "training", "starts", "posterior"]
+STAGES = ["targets", "diffusion", "guides", "objectives", "training", "warmstart", "posterior"]
 
 # What each stage may import of dmvi besides itself. A package stands for all of its modules.
 ARROWS = {
@@ -29,7 +29,7 @@ ARROWS = {
     "guides": {ERRORS, "dmvi.diffusion"},
     "objectives": {ERRORS, COMPILE, RANDOM, GUIDE, TARGET},
     "training": {ERRORS, COMPILE, RANDOM, RUN, TEAM, GUIDE, TARGET, "dmvi.objectives"},
-    "starts": {
+    "warmstart": {
         ERRORS,
         COMPILE,
         RANDOM,
@@ -48,7 +48,7 @@ ARROWS = {
         "dmvi._start",
         "dmvi.diffusion",
         "dmvi.guides",
-        "dmvi.starts",
+        "dmvi.warmstart",
         "dmvi.targets",
         "dmvi.training",
     },
@@ -197,8 +197,8 @@ def test_imports_follow_the_arrows():
         ("objectives/_a.py", "from dmvi.guides import DiffusionGuide"),
         ("objectives/_a.py", "def late():\n    from dmvi.guides._diffusion import DiffusionGuide"),
         ("training/_a.py", "from ..guides import DiffusionGuide"),
-        ("training/_a.py", "from dmvi.starts import warm_start"),
-        ("starts/_a.py", "from dmvi.posterior import Posterior"),
+        ("training/_a.py", "from dmvi.warmstart import warm_start"),
+        ("warmstart/_a.py", "from dmvi.posterior import Posterior"),
         ("posterior/_a.py", "from dmvi.training import train"),
         ("posterior/_a.py", "import dmvi"),
         ("_fit.py", "from dmvi.cli import main"),

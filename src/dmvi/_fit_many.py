@@ -23,7 +23,7 @@ from dmvi._run import Run, no_modes
 from dmvi.guides import Guide, GuideRecipe, anchored
 from dmvi.objectives import Objective
 from dmvi.posterior import Posterior
-from dmvi.starts import HIGH_DIMENSION
+from dmvi.warmstart import HIGH_DIMENSION
 from dmvi.targets import Target, family
 from dmvi.training import progress_for
 

@@ -15,7 +15,7 @@ from dmvi._run import Status
 from dmvi._start import Start
 from dmvi.diffusion import Projected, Stacked, Triangular
 from dmvi.guides import DiffusionGuide, Guide, GuideRecipe, LowRankAffine, Mixture, mixture
-from dmvi.starts import overlapping_modes
+from dmvi.warmstart import overlapping_modes
 from dmvi.targets import Target
 from dmvi.training import Outcome, Progress
 

@@ -18,7 +18,7 @@ from dmvi._fit import fit_keys, training_settings
 from dmvi._run import Status
 from dmvi.guides import AnyAffine, GuideRecipe, anchored
 from dmvi.objectives import Objective
-from dmvi.starts import START_NAMES, WarmStarts, visited_by, warm_starts
+from dmvi.warmstart import START_NAMES, WarmStarts, visited_by, warm_starts
 from dmvi.targets import Target
 from dmvi.training import (
     Budget,

@@ -12,7 +12,7 @@ from dmvi._team import Message, Team
 from dmvi.guides import GaussianGuide, Guide, GuideRecipe, mixture
 from dmvi.objectives import Weighed
 from dmvi.posterior import Draws
-from dmvi.starts import (
+from dmvi.warmstart import (
     HIGH_DIMENSION,
     WarmStart,
     cold_start,

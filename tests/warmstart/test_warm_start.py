@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dmvi.guides import AnyAffine, Gaussian
-from dmvi.starts import warm_start
-from dmvi.starts._laplace import LARGEST_SD, Surface, laplace, scale_from_precision
+from dmvi.warmstart import warm_start
+from dmvi.warmstart._laplace import LARGEST_SD, Surface, laplace, scale_from_precision
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Silent
 

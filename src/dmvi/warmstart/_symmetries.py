@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from dmvi._compile import compiled
 from dmvi.guides import LARGEST_COUNT, Block, Symmetry
-from dmvi.starts._laplace import Mode
+from dmvi.warmstart._laplace import Mode
 from dmvi.targets import Target
 
 POINTS = 6

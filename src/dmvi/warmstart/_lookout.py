@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
-from dmvi.starts._laplace import Mode, Surface, scale_from_precision
-from dmvi.starts._threads import CALLBACKS
+from dmvi.warmstart._laplace import Mode, Surface, scale_from_precision
+from dmvi.warmstart._threads import CALLBACKS
 from dmvi.targets import Target
 
 LARGEST_DIM = 3  # beyond it, draws are too far apart

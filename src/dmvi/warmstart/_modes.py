@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dmvi._compile import compiled
 from dmvi._random import seed_of
 from dmvi.guides import Symmetry
-from dmvi.starts._laplace import (
+from dmvi.warmstart._laplace import (
     FLAT,
     Mode,
     Surface,
@@ -23,8 +23,8 @@ from dmvi.starts._laplace import (
     laplace,
     scale_from_precision,
 )
-from dmvi.starts._symmetries import images_of, nearest_images
-from dmvi.starts._weighed import Modes, fitted_gaussians
+from dmvi.warmstart._symmetries import images_of, nearest_images
+from dmvi.warmstart._weighed import Modes, fitted_gaussians
 from dmvi.targets import Target
 
 LARGEST_DIM = 64  # a search needs a Hessian at every step

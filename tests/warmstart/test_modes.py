@@ -8,9 +8,9 @@ import pytest
 from jax.scipy.special import logsumexp
 
 import dmvi
-from dmvi.starts import _many, _modes, _warm_start, warm_start
-from dmvi.starts._laplace import Surface, curvatures_of, laplace, scale_from_precision
-from dmvi.starts._modes import modes_apart, proper, separate_modes
+from dmvi.warmstart import _many, _modes, _warm_start, warm_start
+from dmvi.warmstart._laplace import Surface, curvatures_of, laplace, scale_from_precision
+from dmvi.warmstart._modes import modes_apart, proper, separate_modes
 from dmvi.targets import from_log_density
 from dmvi.training import Silent
 

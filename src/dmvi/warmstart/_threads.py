@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from threadpoolctl import threadpool_limits
 
-from dmvi.starts._laplace import Surface
+from dmvi.warmstart._laplace import Surface
 
 SMALL = 256  # dimensions up to which one thread is quicker
 # What XLA has a library of linear algebra do, and a user's own code: a density of these may need the threads.

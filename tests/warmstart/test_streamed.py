@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 from dmvi.guides import LowRankAffine
-from dmvi.starts._streamed import streamed_start
+from dmvi.warmstart._streamed import streamed_start
 from dmvi.targets import as_target, from_rows
 from dmvi.training import Silent
 
@@ -68,8 +68,8 @@ def test_batches_are_expanded_to_second_order_there(start):
 
 
 def test_where_laplace_is_not_close_batches_keep_to_the_first_order(monkeypatch):
-    monkeypatch.setattr("dmvi.starts._streamed.CLOSE", 0.0)
-    monkeypatch.setattr("dmvi.starts._streamed.HIGH_DIMENSION", 10**6)
+    monkeypatch.setattr("dmvi.warmstart._streamed.CLOSE", 0.0)
+    monkeypatch.setattr("dmvi.warmstart._streamed.HIGH_DIMENSION", 10**6)
     target = from_rows(groups, {**rows(), "count": GROUPS}, 500)
     found = streamed_start(target, full=True, key=jr.key(0), progress=Silent(), control_variates=True)
     assert "slope" in found.target.data

@@ -11,8 +11,8 @@ import pytest
 import dmvi
 from dmvi.guides import Block, Mixture, Symmetry
 from dmvi.posterior import Verdict
-from dmvi.starts._laplace import Mode
-from dmvi.starts._symmetries import nearest_images, symmetry_of
+from dmvi.warmstart._laplace import Mode
+from dmvi.warmstart._symmetries import nearest_images, symmetry_of
 from dmvi.targets import as_target, from_log_density
 
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dmvi.starts._laplace import FLAT, NOWHERE, Surface, climb, curvatures_of
+from dmvi.warmstart._laplace import FLAT, NOWHERE, Surface, climb, curvatures_of
 
 PATHS = 4
 ITERATIONS = 60

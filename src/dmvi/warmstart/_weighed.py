@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 from dmvi._compile import compiled
 from dmvi._random import children
 from dmvi.guides import Affine, Gaussian, Symmetry, anchored, image_log_prob, shared_out
-from dmvi.starts._laplace import Mode, numbers_of, scale_from_precision
+from dmvi.warmstart._laplace import Mode, numbers_of, scale_from_precision
 from dmvi.targets import Target
 
 DRAWS = 1000  # of each component, to weigh it

@@ -13,9 +13,9 @@ from dmvi._compile import quick_options
 from dmvi._errors import InputError
 from dmvi._random import children, seed_of
 from dmvi.guides import anchored, low_rank_anchored
-from dmvi.starts._high_dimension import DENSE_DIMENSION, HIGH_DIMENSION, RANK, high_dimensional_start
-from dmvi.starts._laplace import Surface, climb, scale_from_precision
-from dmvi.starts._warm_start import WarmStart, ranked_starts
+from dmvi.warmstart._high_dimension import DENSE_DIMENSION, HIGH_DIMENSION, RANK, high_dimensional_start
+from dmvi.warmstart._laplace import Surface, climb, scale_from_precision
+from dmvi.warmstart._warm_start import WarmStart, ranked_starts
 from dmvi.targets import Derivatives, Target, anchored_at, prior_target
 from dmvi.training import Progress
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from dmvi.starts._laplace import Surface
-from dmvi.starts._threads import SMALL, small_matrices
+from dmvi.warmstart._laplace import Surface
+from dmvi.warmstart._threads import SMALL, small_matrices
 from dmvi.targets import Target, from_log_density
 
 

@@ -13,10 +13,10 @@ from jax.scipy.stats import norm
 
 from dmvi.guides import Block, GaussianGuide, Symmetry, anchored, mixture
 from dmvi.posterior import Draws
-from dmvi.starts import _gaussians, overlapping_modes
-from dmvi.starts._laplace import Surface, laplace
-from dmvi.starts._modes import MOST, modes_apart, proper
-from dmvi.starts._weighed import cloud_of, in_all_labellings, weighed_gaussians
+from dmvi.warmstart import _gaussians, overlapping_modes
+from dmvi.warmstart._laplace import Surface, laplace
+from dmvi.warmstart._modes import MOST, modes_apart, proper
+from dmvi.warmstart._weighed import cloud_of, in_all_labellings, weighed_gaussians
 from dmvi.targets import from_log_density
 
 

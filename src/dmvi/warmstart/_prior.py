@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
-from dmvi.starts._laplace import LARGEST_SD
+from dmvi.warmstart._laplace import LARGEST_SD
 from dmvi.targets import Target
 
 DRAWS = 256

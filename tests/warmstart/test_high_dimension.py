@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dmvi.guides import LowRank, LowRankAffine
-from dmvi.starts import _high_dimension as high
-from dmvi.starts import high_dimensional_start
-from dmvi.starts._laplace import Surface
+from dmvi.warmstart import _high_dimension as high
+from dmvi.warmstart import high_dimensional_start
+from dmvi.warmstart._laplace import Surface
 from dmvi.targets import from_log_density
 from dmvi.training import Silent
 

@@ -2,7 +2,7 @@ r"""A mixture of many Gaussians, fitted by reverse KL: for posteriors whose mode
 
     q = sum_k w_k g_k,   g_k = N(m_k, S_k S_k^T)
 
-Where modes are far apart each has a Gaussian of its own (`dmvi.starts._modes`). Where they touch, as in
+Where modes are far apart each has a Gaussian of its own (`dmvi.warmstart._modes`). Where they touch, as in
 mixtures whose components overlap, Laplace's Gaussians at the modes describe little of what lies between, and
 one flow does not bend around all of it. Here m_k and S_k begin at the modes, move by the path gradient of
 the ELBO of the whole mixture, whose density is known, and w_k follow by balancing importance weights.
@@ -20,18 +20,18 @@ from dmvi._compile import compiled
 from dmvi._random import children, seed_of
 from dmvi.guides import Affine, GaussianGuide, Mixture, Symmetry, anchored, mixture
 from dmvi.objectives import PathELBO
-from dmvi.starts._laplace import Mode, Surface, scale_from_precision
-from dmvi.starts._modes import (
+from dmvi.warmstart._laplace import Mode, Surface, scale_from_precision
+from dmvi.warmstart._modes import (
     LARGEST_DIM,
     MOST,
     all_modes,
     known_modes,
     one_of_each,
 )
-from dmvi.starts._symmetries import symmetry_of
-from dmvi.starts._threads import small_matrices
-from dmvi.starts._warm_start import annealed
-from dmvi.starts._weighed import Cloud, Modes, cloud_of, gaussians_of
+from dmvi.warmstart._symmetries import symmetry_of
+from dmvi.warmstart._threads import small_matrices
+from dmvi.warmstart._warm_start import annealed
+from dmvi.warmstart._weighed import Cloud, Modes, cloud_of, gaussians_of
 from dmvi.targets import Target
 from dmvi.training import Settings, Trained, default_optimizer
 

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from dmvi.starts._laplace import Surface, laplace
-from dmvi.starts._pathfinder import pathfinder
+from dmvi.warmstart._laplace import Surface, laplace
+from dmvi.warmstart._pathfinder import pathfinder
 from dmvi.targets import from_log_density
 
 
