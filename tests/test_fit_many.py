@@ -13,9 +13,9 @@ import pytest
 import dmvi
 from dmvi._many_block import ROUND_LOOKS
 from dmvi.posterior import Verdict
-from dmvi.warmstart._many import climb
 from dmvi.targets import as_target, family
 from dmvi.training import Lanes
+from dmvi.warmstart._many import climb
 from tests.targets.models import SIGMA, Y, eight_schools
 
 SETS, ROWS = 7, 5

@@ -16,8 +16,8 @@ import dmvi._grow
 import dmvi._train
 from dmvi._checkpoint import Checkpoint
 from dmvi.guides import Block, GaussianGuide, Mixture, Symmetry, anchored, mixture
-from dmvi.warmstart._weighed import Modes
 from dmvi.training import progress_for
+from dmvi.warmstart._weighed import Modes
 from tests.guides.registry import perturbed
 
 DIM, STEPS = 3, 48

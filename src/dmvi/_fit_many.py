@@ -23,9 +23,9 @@ from dmvi._run import Run, no_modes
 from dmvi.guides import Guide, GuideRecipe, anchored
 from dmvi.objectives import Objective
 from dmvi.posterior import Posterior
-from dmvi.warmstart import HIGH_DIMENSION
 from dmvi.targets import Target, family
 from dmvi.training import progress_for
+from dmvi.warmstart import HIGH_DIMENSION
 
 # Near the target the path gradient has little noise: many steps of few draws go further than few of many.
 PARTICLES_OF_MANY = 8

@@ -15,9 +15,9 @@ from dmvi._run import Status
 from dmvi._start import Start
 from dmvi.diffusion import Projected, Stacked, Triangular
 from dmvi.guides import DiffusionGuide, Guide, GuideRecipe, LowRankAffine, Mixture, mixture
-from dmvi.warmstart import overlapping_modes
 from dmvi.targets import Target
 from dmvi.training import Outcome, Progress
+from dmvi.warmstart import overlapping_modes
 
 GAP = 0.1  # nats between log evidence and ELBO, after training, from which the guide is too small
 GAP_OF_LABELLINGS = 0.03  # the same where labels may change places, and modes that overlap are to be expected

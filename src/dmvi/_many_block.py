@@ -18,7 +18,6 @@ from dmvi._fit import fit_keys, training_settings
 from dmvi._run import Status
 from dmvi.guides import AnyAffine, GuideRecipe, anchored
 from dmvi.objectives import Objective
-from dmvi.warmstart import START_NAMES, WarmStarts, visited_by, warm_starts
 from dmvi.targets import Target
 from dmvi.training import (
     Budget,
@@ -29,6 +28,7 @@ from dmvi.training import (
     Trained,
     lanes_with_flat,
 )
+from dmvi.warmstart import START_NAMES, WarmStarts, visited_by, warm_starts
 
 LANES_ON_CPU = 8  # fits side by side: more fill no core better, and take more memory
 LANES = 256

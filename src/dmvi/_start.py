@@ -12,6 +12,8 @@ from dmvi._team import Message, Team
 from dmvi.guides import GaussianGuide, Guide, GuideRecipe, mixture
 from dmvi.objectives import Weighed
 from dmvi.posterior import Draws
+from dmvi.targets import Derivatives, Target, anchored_at
+from dmvi.training import Look, Progress, filled, leaves_of
 from dmvi.warmstart import (
     HIGH_DIMENSION,
     WarmStart,
@@ -20,8 +22,6 @@ from dmvi.warmstart import (
     streamed_start,
     warm_start,
 )
-from dmvi.targets import Derivatives, Target, anchored_at
-from dmvi.training import Look, Progress, filled, leaves_of
 
 STARTED = "training starts"
 CHECKED = 64  # draws of the start that are weighed on all rows

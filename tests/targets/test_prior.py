@@ -12,10 +12,10 @@ import pytest
 import scipy.special
 import scipy.stats
 
+from dmvi.targets import from_log_density, from_numpyro
 from dmvi.warmstart._laplace import Surface
 from dmvi.warmstart._prior import prior_gaussian
 from dmvi.warmstart._warm_start import _candidates
-from dmvi.targets import from_log_density, from_numpyro
 
 DRAWS = 20_000
 

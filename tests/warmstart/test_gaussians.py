@@ -13,11 +13,11 @@ from jax.scipy.stats import norm
 
 from dmvi.guides import Block, GaussianGuide, Symmetry, anchored, mixture
 from dmvi.posterior import Draws
+from dmvi.targets import from_log_density
 from dmvi.warmstart import _gaussians, overlapping_modes
 from dmvi.warmstart._laplace import Surface, laplace
 from dmvi.warmstart._modes import MOST, modes_apart, proper
 from dmvi.warmstart._weighed import cloud_of, in_all_labellings, weighed_gaussians
-from dmvi.targets import from_log_density
 
 
 def crossing_bananas(x):

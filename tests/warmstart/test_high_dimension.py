@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dmvi.guides import LowRank, LowRankAffine
+from dmvi.targets import from_log_density
+from dmvi.training import Silent
 from dmvi.warmstart import _high_dimension as high
 from dmvi.warmstart import high_dimensional_start
 from dmvi.warmstart._laplace import Surface
-from dmvi.targets import from_log_density
-from dmvi.training import Silent
 
 DIM = 40
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from jax.scipy.special import logsumexp
 
+from dmvi.targets import from_log_density, from_value_and_grad
 from dmvi.warmstart._laplace import Mode, Surface, laplace
 from dmvi.warmstart._lookout import AT_ONCE, DRAWS, KEPT, MOST_NUMBERS, SPREADS, lookout, places
-from dmvi.targets import from_log_density, from_value_and_grad
 
 PLACE, WIDTH = 3.0, 0.02
 

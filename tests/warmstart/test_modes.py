@@ -8,11 +8,11 @@ import pytest
 from jax.scipy.special import logsumexp
 
 import dmvi
+from dmvi.targets import from_log_density
+from dmvi.training import Silent
 from dmvi.warmstart import _many, _modes, _warm_start, warm_start
 from dmvi.warmstart._laplace import Surface, curvatures_of, laplace, scale_from_precision
 from dmvi.warmstart._modes import modes_apart, proper, separate_modes
-from dmvi.targets import from_log_density
-from dmvi.training import Silent
 
 
 def modes_of(log_density, dim: int, searches: int = 8):

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
+from dmvi.targets import from_log_density
 from dmvi.warmstart._laplace import Surface, laplace
 from dmvi.warmstart._pathfinder import pathfinder
-from dmvi.targets import from_log_density
 
 
 def surface_of(log_density, dim):

@@ -12,9 +12,9 @@ import numpyro.distributions as dist
 import pytest
 
 from dmvi.guides import LowRankAffine
-from dmvi.warmstart._streamed import streamed_start
 from dmvi.targets import as_target, from_rows
 from dmvi.training import Silent
+from dmvi.warmstart._streamed import streamed_start
 
 GROUPS, EACH = 210, 100  # more rows than are held in memory, more coordinates than have a base of full rank
 

@@ -11,9 +11,9 @@ import pytest
 import dmvi
 from dmvi.guides import Block, Mixture, Symmetry
 from dmvi.posterior import Verdict
+from dmvi.targets import as_target, from_log_density
 from dmvi.warmstart._laplace import Mode
 from dmvi.warmstart._symmetries import nearest_images, symmetry_of
-from dmvi.targets import as_target, from_log_density
 
 RNG = np.random.default_rng(0)
 Y = np.concatenate([RNG.normal(place, 0.5, 30) for place in (-4.0, 0.0, 4.0)]).astype(np.float32)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from dmvi.targets import Target, from_log_density
 from dmvi.warmstart._laplace import Surface
 from dmvi.warmstart._threads import SMALL, small_matrices
-from dmvi.targets import Target, from_log_density
 
 
 def threads() -> set[int]:

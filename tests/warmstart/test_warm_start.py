@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dmvi.guides import AnyAffine, Gaussian
-from dmvi.warmstart import warm_start
-from dmvi.warmstart._laplace import LARGEST_SD, Surface, laplace, scale_from_precision
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Silent
+from dmvi.warmstart import warm_start
+from dmvi.warmstart._laplace import LARGEST_SD, Surface, laplace, scale_from_precision
 
 
 def start_of(target: Target, *, full: bool = True):

@@ -20,6 +20,8 @@ from dmvi._compile import compiled
 from dmvi._random import children, seed_of
 from dmvi.guides import Affine, GaussianGuide, Mixture, Symmetry, anchored, mixture
 from dmvi.objectives import PathELBO
+from dmvi.targets import Target
+from dmvi.training import Settings, Trained, default_optimizer
 from dmvi.warmstart._laplace import Mode, Surface, scale_from_precision
 from dmvi.warmstart._modes import (
     LARGEST_DIM,
@@ -32,8 +34,6 @@ from dmvi.warmstart._symmetries import symmetry_of
 from dmvi.warmstart._threads import small_matrices
 from dmvi.warmstart._warm_start import annealed
 from dmvi.warmstart._weighed import Cloud, Modes, cloud_of, gaussians_of
-from dmvi.targets import Target
-from dmvi.training import Settings, Trained, default_optimizer
 
 FEWEST_MODES = 2
 HOPELESS = 25.0  # nats below the guide there is, from which modes with Laplace's Gaussians do not matter

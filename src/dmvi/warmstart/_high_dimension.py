@@ -21,10 +21,10 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from dmvi._compile import quick_options
 from dmvi._random import children, seed_of
 from dmvi.guides import AnyAffine, LowRank, anchored, low_rank_anchored
-from dmvi.warmstart._laplace import LARGEST_SD, Surface, climb, scale_from_precision
-from dmvi.warmstart._warm_start import BROAD_SCALES, WarmStart, gaussian_vi, ranked_starts
 from dmvi.targets._target import Target
 from dmvi.training import Progress
+from dmvi.warmstart._laplace import LARGEST_SD, Surface, climb, scale_from_precision
+from dmvi.warmstart._warm_start import BROAD_SCALES, WarmStart, gaussian_vi, ranked_starts
 
 HIGH_DIMENSION = 200  # above which the base is a diagonal and a low rank
 DENSE_DIMENSION = 2000  # up to which the anchor may be a triangle

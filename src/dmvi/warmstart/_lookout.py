@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
+from dmvi.targets import Target
 from dmvi.warmstart._laplace import Mode, Surface, scale_from_precision
 from dmvi.warmstart._threads import CALLBACKS
-from dmvi.targets import Target
 
 LARGEST_DIM = 3  # beyond it, draws are too far apart
 SPREADS = (2.0, 4.0, 8.0)  # sds of the wide Gaussians, in those of the mode

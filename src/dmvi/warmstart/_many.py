@@ -21,11 +21,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from dmvi._compile import compiled
 from dmvi.guides import AnyAffine, anchored
 from dmvi.objectives import PathELBO
+from dmvi.targets import Target
+from dmvi.training import Settings, default_optimizer
 from dmvi.warmstart._laplace import FLAT, Mode, curvatures_of, units_of
 from dmvi.warmstart._modes import STATIONARY, modes_apart
 from dmvi.warmstart._warm_start import BROAD_SCALES, LEARNING_RATE, PARTICLES, improved
-from dmvi.targets import Target
-from dmvi.training import Settings, default_optimizer
 
 TRIED_STARTS = 32
 SEARCHES = 8

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dmvi._compile import compiled
 from dmvi._random import seed_of
 from dmvi.guides import Symmetry
+from dmvi.targets import Target
 from dmvi.warmstart._laplace import (
     FLAT,
     Mode,
@@ -25,7 +26,6 @@ from dmvi.warmstart._laplace import (
 )
 from dmvi.warmstart._symmetries import images_of, nearest_images
 from dmvi.warmstart._weighed import Modes, fitted_gaussians
-from dmvi.targets import Target
 
 LARGEST_DIM = 64  # a search needs a Hessian at every step
 SPREADS = (2.0, 8.0, 32.0, 128.0)  # sds around the best mode from which searches begin

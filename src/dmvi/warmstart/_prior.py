@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
-from dmvi.warmstart._laplace import LARGEST_SD
 from dmvi.targets import Target
+from dmvi.warmstart._laplace import LARGEST_SD
 
 DRAWS = 256
 QUARTILES = 1.349  # between the quartiles of a standard normal

@@ -13,11 +13,11 @@ from dmvi._compile import quick_options
 from dmvi._errors import InputError
 from dmvi._random import children, seed_of
 from dmvi.guides import anchored, low_rank_anchored
+from dmvi.targets import Derivatives, Target, anchored_at, prior_target
+from dmvi.training import Progress
 from dmvi.warmstart._high_dimension import DENSE_DIMENSION, HIGH_DIMENSION, RANK, high_dimensional_start
 from dmvi.warmstart._laplace import Surface, climb, scale_from_precision
 from dmvi.warmstart._warm_start import WarmStart, ranked_starts
-from dmvi.targets import Derivatives, Target, anchored_at, prior_target
-from dmvi.training import Progress
 
 SEARCHES = 4
 ITERATIONS = 200  # of a search on the rows held in memory

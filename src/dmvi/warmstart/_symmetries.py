@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 
 from dmvi._compile import compiled
 from dmvi.guides import LARGEST_COUNT, Block, Symmetry
-from dmvi.warmstart._laplace import Mode
 from dmvi.targets import Target
+from dmvi.warmstart._laplace import Mode
 
 POINTS = 6
 MOST_CANDIDATES = 48

@@ -13,14 +13,6 @@ from dmvi._compile import compiled
 from dmvi._random import children, seed_of
 from dmvi.guides import Affine, AnyAffine, Gaussian, anchored
 from dmvi.objectives import PathELBO
-from dmvi.warmstart._laplace import Mode, Surface, laplace, scale_from_precision
-from dmvi.warmstart._lookout import lookout
-from dmvi.warmstart._modes import LARGEST_DIM, modes_apart, proper, separate_modes
-from dmvi.warmstart._pathfinder import pathfinder
-from dmvi.warmstart._prior import prior_gaussian
-from dmvi.warmstart._symmetries import symmetry_of
-from dmvi.warmstart._threads import small_matrices
-from dmvi.warmstart._weighed import Modes, in_all_labellings
 from dmvi.targets import Target
 from dmvi.training import (
     Progress,
@@ -31,6 +23,14 @@ from dmvi.training import (
     initial_state,
     run_chunk,
 )
+from dmvi.warmstart._laplace import Mode, Surface, laplace, scale_from_precision
+from dmvi.warmstart._lookout import lookout
+from dmvi.warmstart._modes import LARGEST_DIM, modes_apart, proper, separate_modes
+from dmvi.warmstart._pathfinder import pathfinder
+from dmvi.warmstart._prior import prior_gaussian
+from dmvi.warmstart._symmetries import symmetry_of
+from dmvi.warmstart._threads import small_matrices
+from dmvi.warmstart._weighed import Modes, in_all_labellings
 
 TRIED_STARTS = 32
 SLOPES = 4  # of these, at which slopes are looked at

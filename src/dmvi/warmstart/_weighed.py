@@ -12,8 +12,8 @@ from scipy.special import logsumexp
 from dmvi._compile import compiled
 from dmvi._random import children
 from dmvi.guides import Affine, Gaussian, Symmetry, anchored, image_log_prob, shared_out
-from dmvi.warmstart._laplace import Mode, numbers_of, scale_from_precision
 from dmvi.targets import Target
+from dmvi.warmstart._laplace import Mode, numbers_of, scale_from_precision
 
 DRAWS = 1000  # of each component, to weigh it
 AT_ONCE = 2**23  # numbers that densities of all Gaussians at some draws take, which bounds the memory
