@@ -14,6 +14,8 @@ RUN = "dmvi._run"
 RANDOM = "dmvi._random"
 COMPILE = "dmvi._compile"
 TEAM = "dmvi._team"
+CLOCK = "dmvi._clock"
+INTERRUPT = "dmvi._interrupt"
 RECIPES = "dmvi._recipes"
 STAGES = ["targets", "diffusion", "guides", "objectives", "training", "warmstart", "posterior"]
 
@@ -24,14 +26,18 @@ ARROWS = {
     "_random": set(),
     "_compile": set(),
     "_team": {ERRORS},
+    "_clock": set(),
+    "_interrupt": set(),
     "diffusion": {ERRORS, RANDOM},
     "targets": {ERRORS, COMPILE, TEAM},
     "guides": {ERRORS, "dmvi.diffusion"},
     "objectives": {ERRORS, COMPILE, RANDOM, GUIDE, TARGET},
-    "training": {ERRORS, COMPILE, RANDOM, RUN, TEAM, GUIDE, TARGET, "dmvi.objectives"},
+    "training": {ERRORS, CLOCK, COMPILE, INTERRUPT, RANDOM, RUN, TEAM, GUIDE, TARGET, "dmvi.objectives"},
     "warmstart": {
         ERRORS,
+        CLOCK,
         COMPILE,
+        INTERRUPT,
         RANDOM,
         TARGET,
         "dmvi.targets._stream",
@@ -39,10 +45,11 @@ ARROWS = {
         "dmvi.objectives",
         "dmvi.training",
     },
-    "posterior": {ERRORS, COMPILE, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
+    "posterior": {ERRORS, CLOCK, COMPILE, INTERRUPT, RANDOM, RUN, GUIDE, TARGET, "dmvi.objectives"},
     "_recipes": {ERRORS, "dmvi.diffusion", "dmvi.guides", "dmvi.targets"},
-    "_start": {RECIPES, TEAM, *(f"dmvi.{stage}" for stage in STAGES)},
+    "_start": {CLOCK, INTERRUPT, RECIPES, TEAM, *(f"dmvi.{stage}" for stage in STAGES)},
     "_grow": {
+        CLOCK,
         RANDOM,
         RUN,
         "dmvi._start",
@@ -54,6 +61,7 @@ ARROWS = {
     },
     "_checkpoint": {
         ERRORS,
+        CLOCK,
         RECIPES,
         "dmvi._grow",
         "dmvi._start",
@@ -64,6 +72,8 @@ ARROWS = {
     },
     "_train": {
         ERRORS,
+        CLOCK,
+        INTERRUPT,
         RUN,
         TEAM,
         "dmvi._checkpoint",
@@ -75,6 +85,8 @@ ARROWS = {
     },
     "_fit": {
         ERRORS,
+        CLOCK,
+        INTERRUPT,
         "dmvi._checkpoint",
         "dmvi._grow",
         "dmvi._start",
@@ -88,6 +100,8 @@ ARROWS = {
     "_load": {ERRORS, RECIPES, *(f"dmvi.{stage}" for stage in STAGES)},
     "_fit_many": {
         ERRORS,
+        CLOCK,
+        INTERRUPT,
         RUN,
         RECIPES,
         "dmvi._dask",
@@ -108,9 +122,9 @@ ARROWS = {
         "dmvi.objectives",
         "dmvi.posterior",
     },
-    "_many_block": {COMPILE, RUN, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
-    "_dask": {ERRORS, "dmvi._many_block", "dmvi.targets", "dmvi.training"},
-    "_resume": {ERRORS, RUN, RECIPES, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
+    "_many_block": {CLOCK, COMPILE, INTERRUPT, RUN, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
+    "_dask": {ERRORS, CLOCK, "dmvi._many_block", "dmvi.targets", "dmvi.training"},
+    "_resume": {ERRORS, CLOCK, INTERRUPT, RUN, RECIPES, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
     "numpyro": {ERRORS, RANDOM, "dmvi.guides", "dmvi.posterior"},
     "paper": {ERRORS, RANDOM, "dmvi._fit", "dmvi.diffusion", "dmvi.guides", "dmvi.posterior"},
     "cli": {"dmvi"},
