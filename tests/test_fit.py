@@ -171,8 +171,8 @@ def test_chain_with_the_target_s_slope():
 
 
 def test_base_of_low_rank_in_high_dimension(monkeypatch):
-    """Above HIGH_DIMENSION, here 1, unless a Gaussian of a certain kind was asked for."""
-    monkeypatch.setattr("dmvi._start.HIGH_DIMENSION", 1)
+    """Above DENSE_DIMENSION, here 1, unless a Gaussian of a certain kind was asked for."""
+    monkeypatch.setattr("dmvi._start.DENSE_DIMENSION", 1)
     posterior = fit(banana, init=jnp.zeros(2), guide=SMALL)
     assert isinstance(posterior.guide, Diffusion)
     assert isinstance(posterior.guide.affine, LowRankAffine)

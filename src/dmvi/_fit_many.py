@@ -25,10 +25,10 @@ from dmvi.objectives import Objective
 from dmvi.posterior import Posterior
 from dmvi.targets import Target, family
 from dmvi.training import progress_for
-from dmvi.warmstart import HIGH_DIMENSION
 
 # Near the target the path gradient has little noise: many steps of few draws go further than few of many.
 PARTICLES_OF_MANY = 8
+MOST_DIMENSIONS = 200  # of a model, whose full covariances stand side by side
 SHOWN = 5  # failed fits named in the warning
 
 
@@ -139,9 +139,9 @@ def fit_many(
 
 def _structure(plan: Plan, dim: int) -> Guide:
     """A guide of the shape that every fit will have; what does not fit is named here."""
-    if dim > HIGH_DIMENSION:
+    if dim > MOST_DIMENSIONS:
         raise InputError(
-            f"fit_many is for models of at most {HIGH_DIMENSION} coordinates, this one has {dim}; "
+            f"fit_many is for models of at most {MOST_DIMENSIONS} coordinates, this one has {dim}; "
             "call dmvi.fit in a loop."
         )
     full = plan.recipe.warm and plan.recipe.name != "mean-field"

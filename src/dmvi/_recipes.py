@@ -118,7 +118,8 @@ def describe_base(guide: Guide) -> dict[str, Any]:
     """The shape of the Gaussian, or Gaussians, under a guide: 0 stands for what there is none of.
 
     Keys: modes (of a mixture), full (a lower triangle is trained), rank (is trained instead), anchor (number
-    of axes of the fixed scale), anchor_rank, and symmetry where a mixture has one.
+    of axes of the fixed scale), anchor_rank, ordered where its rows are a triangle in another order, and
+    symmetry where a mixture has one.
     """
     symmetry = guide.symmetry if isinstance(guide, Mixture) else None
     modes = guide.log_weights.value.shape[0] if isinstance(guide, Mixture) else 0
@@ -133,6 +134,7 @@ def describe_base(guide: Guide) -> dict[str, Any]:
         "rank": affine.left.shape[-1] if low_rank else 0,
         "anchor": 0 if isinstance(scale, LowRank) else scale.ndim - (modes > 0),
         "anchor_rank": scale.left.shape[-1] if isinstance(scale, LowRank) else 0,
+        **({} if getattr(affine, "order", None) is None else {"ordered": True}),
         **({} if symmetry is None else {"symmetry": symmetry.describe()}),
     }
 
@@ -166,4 +168,5 @@ def _base(base: dict[str, int], dim: int, rank: int, anchor_rank: int) -> AnyAff
         return low_rank_anchored(zeros, scale, rank=rank)
     if isinstance(scale, LowRank):
         raise InputError("the file describes a base that no guide has.")
-    return anchored(zeros, scale, full=bool(base["full"]))
+    order = jnp.arange(dim) if base.get("ordered") is True and scale.ndim == 2 else None
+    return anchored(zeros, scale, full=bool(base["full"]), order=order)

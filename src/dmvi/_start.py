@@ -7,24 +7,28 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from dmvi._clock import Clock
+from dmvi._interrupt import Interrupt
 from dmvi._recipes import describe_base, guide_from
 from dmvi._team import Message, Team
-from dmvi.guides import GaussianGuide, Guide, GuideRecipe, mixture
+from dmvi.guides import Affine, AnyAffine, GaussianGuide, Guide, GuideRecipe, mixture
 from dmvi.objectives import Weighed
 from dmvi.posterior import Draws
 from dmvi.targets import Derivatives, Target, anchored_at
 from dmvi.training import Look, Progress, filled, leaves_of
 from dmvi.warmstart import (
-    HIGH_DIMENSION,
+    DENSE_DIMENSION,
     WarmStart,
     cold_start,
     high_dimensional_start,
     streamed_start,
     warm_start,
+    whitened_locally,
 )
 
 STARTED = "training starts"
 CHECKED = 64  # draws of the start that are weighed on all rows
+TRAINED_PAIRS = 64  # dimensions up to which a full triangle of the base is trained
 NOTHING_TO_GAIN = 0.005  # nats between log evidence and ELBO below which training is left out
 
 
@@ -37,6 +41,7 @@ class Start(NamedTuple):
         target: the target at its first parameters, with control variates where it has them.
         visited: separate modes that the warm start's searches ended in, for the verdict.
         weighed: draws of the guide on all rows, where they show that training has nothing to gain.
+        gradients: of the log-density, evaluated so far.
     """
 
     guide: Guide
@@ -44,6 +49,7 @@ class Start(NamedTuple):
     target: Target
     visited: Float[np.ndarray, "modes rows dim"] | None = None
     weighed: Weighed | None = None
+    gradients: int = 0
 
     @property
     def look(self) -> Look | None:
@@ -52,19 +58,37 @@ class Start(NamedTuple):
 
 
 def begin(
-    recipe: GuideRecipe, target: Target, keys: list[PRNGKeyArray], line: Progress, control_variates: bool
+    recipe: GuideRecipe,
+    target: Target,
+    keys: list[PRNGKeyArray],
+    line: Progress,
+    control_variates: bool,
+    clock: Clock | None = None,
+    interrupt: Interrupt | None = None,
 ) -> Start:
     """The recipe's guide on the warm start's Gaussian, or one on each of several."""
-    start, target = _warm(recipe, target, keys[0], line, control_variates)
+    clock, interrupt = clock or Clock(), interrupt or Interrupt()
+    start, target = _warm(recipe, target, keys[0], line, control_variates, clock, interrupt)
     target = eqx.tree_at(lambda t: t.params, target, start.params)
     if start.modes is None:
-        found = Start(recipe.build(start.affine, key=keys[1]), start.name, target, start.visited)
+        affine = _kept_local(recipe, start.affine)
+        guide = recipe.build(affine, key=keys[1])
+        found = Start(guide, start.name, target, start.visited, gradients=start.gradients)
         return found if target.stream is None else _weighed(found, keys[0], line)
     modes = start.modes
     guide = mixture(
         recipe, modes.affines, modes.log_weights, modes.unfinished, symmetry=modes.symmetry, key=keys[1]
     )
-    return Start(guide, start.name, target, start.visited)
+    return Start(guide, start.name, target, start.visited, gradients=start.gradients)
+
+
+def _kept_local(recipe: GuideRecipe, affine: AnyAffine) -> AnyAffine:
+    """Coordinates that keep what is local local, where there are too many to train each pair of them.
+
+    A guide that is its Gaussian and nothing else trains all of it.
+    """
+    plain = isinstance(recipe, GaussianGuide) or not isinstance(affine, Affine)
+    return affine if plain or affine.dim <= TRAINED_PAIRS else whitened_locally(affine)
 
 
 def _weighed(start: Start, key: PRNGKeyArray, line: Progress) -> Start:
@@ -79,17 +103,27 @@ def _weighed(start: Start, key: PRNGKeyArray, line: Progress) -> Start:
 
 
 def _warm(
-    recipe: GuideRecipe, target: Target, key: PRNGKeyArray, line: Progress, control_variates: bool
+    recipe: GuideRecipe,
+    target: Target,
+    key: PRNGKeyArray,
+    line: Progress,
+    control_variates: bool,
+    clock: Clock,
+    interrupt: Interrupt,
 ) -> tuple[WarmStart, Target]:
-    """A base of low rank in high dimension, unless a Gaussian of a certain kind was asked for."""
+    """A base of low rank in high dimension, unless a mean field was asked for."""
     full = recipe.name != "mean-field"
     if not recipe.warm:
         return cold_start(target), target
     if target.stream is not None:
         return streamed_start(target, full=full, key=key, progress=line, control_variates=control_variates)
-    if target.dim > HIGH_DIMENSION and not isinstance(recipe, GaussianGuide):
-        return high_dimensional_start(target, key=key, progress=line), target
-    return warm_start(target, full=full, key=key, progress=line, mixes=recipe.mixes), target
+    if full and target.dim > DENSE_DIMENSION:
+        start = high_dimensional_start(target, key=key, progress=line, clock=clock, interrupt=interrupt)
+        return start, target
+    start = warm_start(
+        target, full=full, key=key, progress=line, mixes=recipe.mixes, clock=clock, interrupt=interrupt
+    )
+    return start, target
 
 
 def tell(start: Start, team: Team) -> None:

@@ -8,9 +8,12 @@ import pytest
 from jax.scipy.special import logsumexp
 
 import dmvi
+from dmvi._clock import Clock
 from dmvi.targets import from_log_density
 from dmvi.training import Silent
 from dmvi.warmstart import _many, _modes, _warm_start, warm_start
+from dmvi.warmstart._climb import Climber
+from dmvi.warmstart._effort import effort_of
 from dmvi.warmstart._laplace import Surface, curvatures_of, laplace, scale_from_precision
 from dmvi.warmstart._modes import modes_apart, proper, separate_modes
 
@@ -187,13 +190,18 @@ def test_modes_found_on_the_way_are_remembered(monkeypatch):
     np.testing.assert_allclose(np.sort(start.visited[:, 0, 0]), [0.0, 300.0], atol=0.02)
 
 
+def climber_of(target) -> Climber:
+    effort = effort_of(Surface(target), Clock())
+    return Climber(target, effort, jr.key(0), Silent())
+
+
 def test_a_skewed_mode_in_many_dimensions_is_held_after_variational_inference():
     """Its mass is 1, of which draws of Laplace's Gaussian see next to nothing."""
     target = from_log_density(lambda x: jnp.sum(x - jnp.exp(x)), jnp.zeros(100))
     mode = laplace(Surface(target), np.zeros(100))
     visited = np.vstack([mode.loc, scale_from_precision(mode.precision, full=True)])[None]
     masses = []
-    for mode in (visited[0], _warm_start._fitted(visited, target, jr.key(0))[0]):
+    for mode in (visited[0], climber_of(target).fitted(visited)[0]):
         noise = np.random.default_rng(0).standard_normal((250, 100))
         x = mode[0] + noise @ mode[1:].T
         log_g = -0.5 * np.sum(noise**2, axis=1) - 50 * np.log(2 * np.pi) - np.linalg.slogdet(mode[1:])[1]

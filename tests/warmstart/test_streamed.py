@@ -69,7 +69,7 @@ def test_batches_are_expanded_to_second_order_there(start):
 
 def test_where_laplace_is_not_close_batches_keep_to_the_first_order(monkeypatch):
     monkeypatch.setattr("dmvi.warmstart._streamed.CLOSE", 0.0)
-    monkeypatch.setattr("dmvi.warmstart._streamed.HIGH_DIMENSION", 10**6)
+    monkeypatch.setattr("dmvi.warmstart._streamed.MANY", 10**6)
     target = from_rows(groups, {**rows(), "count": GROUPS}, 500)
     found = streamed_start(target, full=True, key=jr.key(0), progress=Silent(), control_variates=True)
     assert "slope" in found.target.data

@@ -3,13 +3,14 @@ r"""Affine maps: whitened coordinates to the target's own.
     xi = a + S (b + L u)
 
 The anchor (a, S) comes from the warm start and stays fixed; b and the lower triangle L are trained.
-The optimiser therefore sees coordinates of unit scale from its first step, whatever the model's.
+The optimiser therefore sees coordinates of unit scale from its first step, whatever the model's. S is a
+diagonal, a lower triangle, or a matrix that is one once its rows are taken in a given order.
 """
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from dmvi.diffusion import lower_inverse
 from dmvi.guides._guide import Frozen
@@ -19,10 +20,11 @@ class Affine(eqx.Module):
     """xi = a + S (b + L u) with a fixed anchor (a, S); L is diagonal when `lower` is None."""
 
     anchor: Frozen  # a
-    anchor_scale: Frozen  # S, lower triangle or diagonal
+    anchor_scale: Frozen  # S, lower triangle (its rows in `order`) or diagonal
     loc: Float[Array, " dim"]
     log_diagonal: Float[Array, " dim"]
     lower: Float[Array, "dim dim"] | None
+    order: Int[Array, " dim"] | None = None  # S[order] is the lower triangle; None: as the coordinates stand
 
     @property
     def dim(self) -> int:
@@ -43,23 +45,29 @@ class Affine(eqx.Module):
 
     def untrained(self) -> "Affine":
         """The anchor alone, xi = a + S u."""
-        return anchored(self.anchor.value, self.anchor_scale.value, full=False)
+        return anchored(self.anchor.value, self.anchor_scale.value, full=False, order=self.order)
 
     def log_det(self) -> Float[Array, ""]:
         """log |det S L|."""
-        scale = self.anchor_scale.value
+        scale = self._triangle()
         diagonal = scale if scale.ndim == 1 else jnp.diagonal(scale)
         return jnp.sum(jnp.log(jnp.abs(diagonal))) + jnp.sum(self.log_diagonal)
 
     def inverse(self, xi: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """u with a + S (b + L u) = xi."""
-        centred = solve(self.anchor_scale.value, xi - self.anchor.value) - self.loc
-        return solve(self._scale(), centred)
+        centred = xi - self.anchor.value
+        centred = centred if self.order is None else centred[self.order]
+        return solve(self._scale(), solve(self._triangle(), centred) - self.loc)
 
     def whitened_score(self, score: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """L^{-T} G: a score in u as a score in w = b + L u."""
         scale = self._scale()
         return score / scale if scale.ndim == 1 else score @ lower_inverse(scale)
+
+    def _triangle(self) -> Array:
+        """S with its rows in order."""
+        scale = self.anchor_scale.value
+        return scale if self.order is None else scale[self.order]
 
     def _scale(self) -> Array:
         diagonal = jnp.exp(self.log_diagonal)
@@ -69,22 +77,25 @@ class Affine(eqx.Module):
         """The same map with everything trained moved into the anchor (b = 0, L = I)."""
         trained, anchor = self._scale(), self.anchor_scale.value
         scale = anchor * trained if trained.ndim == 1 else anchor @ trained
-        return anchored(self(jnp.zeros_like(self.loc)), scale, full=self.lower is not None)
+        full = self.lower is not None
+        return anchored(self(jnp.zeros_like(self.loc)), scale, full=full, order=self.order)
 
 
-def anchored(loc: Float[Array, " dim"], scale: Array, *, full: bool) -> Affine:
+def anchored(
+    loc: Float[Array, " dim"], scale: Array, *, full: bool, order: Int[Array, " dim"] | None = None
+) -> Affine:
     """The affine map loc + scale u as an anchor, with the trainable part at the identity.
 
     Args:
         loc: location a.
-        scale: S, a lower triangle where `full`, else a diagonal.
+        scale: S, a lower triangle where `full`, else that or a diagonal.
         full: train a lower triangle (full-rank) or a diagonal (mean-field).
+        order: in which the rows of S are a lower triangle; None where they are as they stand.
     """
     dim = loc.shape[0]
     zeros = jnp.zeros(dim, loc.dtype)
-    return Affine(
-        Frozen(loc), Frozen(scale), zeros, zeros, jnp.zeros((dim, dim), loc.dtype) if full else None
-    )
+    lower = jnp.zeros((dim, dim), loc.dtype) if full else None
+    return Affine(Frozen(loc), Frozen(scale), zeros, zeros, lower, order)
 
 
 def solve(scale: Array, x: Array) -> Array:

@@ -21,7 +21,7 @@ from dmvi._random import children, seed_of
 from dmvi.guides import Affine, GaussianGuide, Mixture, Symmetry, anchored, mixture
 from dmvi.objectives import PathELBO
 from dmvi.targets import Target
-from dmvi.training import Settings, Trained, default_optimizer
+from dmvi.training import Settings, Trained, default_optimizer, initial_state, run_chunk
 from dmvi.warmstart._laplace import Mode, Surface, scale_from_precision
 from dmvi.warmstart._modes import (
     LARGEST_DIM,
@@ -32,7 +32,6 @@ from dmvi.warmstart._modes import (
 )
 from dmvi.warmstart._symmetries import symmetry_of
 from dmvi.warmstart._threads import small_matrices
-from dmvi.warmstart._warm_start import annealed
 from dmvi.warmstart._weighed import Cloud, Modes, cloud_of, gaussians_of
 
 FEWEST_MODES = 2
@@ -148,6 +147,16 @@ def _improved(
     every = jnp.ones(log_weights.shape, bool)
     recipe = GaussianGuide(full_rank=True)
     guide = mixture(recipe, affines, log_weights, every, symmetry=symmetry, key=key)
-    trained = annealed(Trained(guide, target.params), target, SETTINGS, key)[0].guide
+    trained = _annealed(Trained(guide, target.params), target, key).guide
     assert isinstance(trained, Mixture)
     return jax.vmap(lambda affine: affine.rebased())(eqx.filter(trained.components.affine, eqx.is_array))
+
+
+def _annealed(start: Trained, target: Target, key: PRNGKeyArray) -> Trained:
+    """One chunk of training that ends annealed."""
+    state = initial_state(start, SETTINGS)
+    cooldown, end = (
+        jnp.asarray(n, jnp.int32) for n in (SETTINGS.chunk - SETTINGS.cooldown_steps, SETTINGS.chunk)
+    )
+    state, _ = run_chunk(state._replace(cooldown=cooldown, end=end), start, target, SETTINGS, key)
+    return start.with_flat(state.flat)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -28,10 +28,16 @@ NOWHERE = 1e30  # stands for -log pi where that is not finite
 class Surface:
     """log pi with its derivatives, for searches on the host, in double precision.
 
-    Thousands of calls of microseconds: plain `jax.jit` on one target, whose dispatch is the quickest.
+    Thousands of calls of microseconds: plain `jax.jit` on one target, whose dispatch is the quickest. It
+    counts the gradients it has made, a Hessian as `dim` of them.
+
+    Args:
+        target: whose density.
+        stop: asked in searches whether they should end where they are.
     """
 
-    def __init__(self, target: Target):
+    def __init__(self, target: Target, stop: Callable[[], bool] = lambda: False):
+        self.stop, self.gradients = stop, 0
         self.dtype, self.dim, self.tolerance = jnp.result_type(float), target.dim, SLOPE
         self.units = np.ones(target.dim)
         options = quick_options()
@@ -62,11 +68,13 @@ class Surface:
 
     def value_and_gradient(self, xi: np.ndarray) -> tuple[float, np.ndarray]:
         """log pi(xi) and its gradient."""
+        self.gradients += 1
         value, gradient = self._first(xi.astype(self.dtype))
         return float(value), np.asarray(gradient, float)
 
     def hessian(self, xi: np.ndarray) -> np.ndarray:
         """Second derivatives of log pi at xi."""
+        self.gradients += self.dim
         return np.asarray(self._second(xi.astype(self.dtype)), float)
 
 
@@ -159,7 +167,13 @@ def climb(
         return -value, -np.nan_to_num(gradient) / units
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "gtol": surface.tolerance}
-    passed = None if way is None else lambda z: way.append(z / units)
+
+    def passed(z: np.ndarray) -> None:
+        if way is not None:
+            way.append(z / units)
+        if surface.stop():
+            raise StopIteration
+
     found = scipy.optimize.minimize(
         negative, start * units, jac=True, method="L-BFGS-B", options=options, callback=passed
     )

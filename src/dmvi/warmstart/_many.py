@@ -5,8 +5,8 @@ For each target, as `warm_start` does for one: modes by damped Newton steps from
     x' = x + (H + lambda I)^-1 g,   g = grad log pi,  H = -grad^2 log pi,
 
 lambda smaller after a step that climbs and larger after one that does not; Laplace's Gaussian at the two
-modes of most evidence and two broad Gaussians are improved by Gaussian VI; the best by ELBO is improved
-again. All modes that searches end in are handed on, so that a verdict can tell when a guide has missed one.
+modes of most evidence and two broad Gaussians climb by natural gradients; the best by ELBO is the start.
+All modes that searches end in are handed on, so that a verdict can tell when a guide has missed one.
 """
 
 from typing import NamedTuple
@@ -20,12 +20,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dmvi._compile import compiled
 from dmvi.guides import AnyAffine, anchored
-from dmvi.objectives import PathELBO
 from dmvi.targets import Target
-from dmvi.training import Settings, default_optimizer
+from dmvi.warmstart._candidates import NARROW, WIDE
 from dmvi.warmstart._laplace import FLAT, Mode, curvatures_of, units_of
 from dmvi.warmstart._modes import STATIONARY, modes_apart
-from dmvi.warmstart._warm_start import BROAD_SCALES, LEARNING_RATE, PARTICLES, improved
+from dmvi.warmstart._natural import NaturalGradients, annealed_rates, begin, steps_of
 
 TRIED_STARTS = 32
 SEARCHES = 8
@@ -34,11 +33,24 @@ SAME = 1e-2  # nats of evidence below which two modes count as one
 START_NAMES = ("gaussian-vi", "gaussian-vi", "laplace", "laplace")  # of the candidates, in order
 
 
-def _settings(steps: int) -> Settings:
-    return Settings(PathELBO(), default_optimizer(LEARNING_RATE), PARTICLES, steps, steps // 2)
+class ManySettings(NamedTuple):
+    """How Gaussians of many targets climb, all in one program and so for a fixed time.
 
+    Attributes:
+        draws: of a step, at least.
+        draws_per_dimension: of a step, where that is more; Stein's matrix has dim^2 entries.
+        steps: at the full rate; what has not arrived by then, training takes on.
+        steps_with_params: where generative parameters move along, whose steps have no natural length.
+        annealed: steps after them, at falling rates.
+        at_once: draws whose gradients are computed together.
+    """
 
-FIRST, SECOND = _settings(400), _settings(800)
+    draws: int = 128
+    draws_per_dimension: int = 4
+    steps: int = 48
+    steps_with_params: int = 300
+    annealed: int = 24
+    at_once: int = 64
 
 
 class Searched(NamedTuple):
@@ -72,15 +84,37 @@ def warm_starts(targets: Target, keys: PRNGKeyArray, full: bool) -> WarmStarts:
 
 
 def _warm_start(target: Target, key: PRNGKeyArray, *, full: bool) -> WarmStarts:
-    start_key, first_key, second_key = jr.split(key, 3)
+    start_key, climb_key = jr.split(key)
     loc, scale, searched = _candidates(target, start_key, full=full)
-    affines = jax.vmap(lambda loc, scale: anchored(loc, scale, full=full))(loc, scale)
-    stage = jax.vmap(lambda affine: improved(affine, target.params, target, first_key, FIRST))
-    affines, params, elbos = stage(affines)
+    affines, params, elbos = jax.vmap(lambda loc, scale: _climbed(target, loc, scale, climb_key))(loc, scale)
     winner = jnp.argmax(jnp.where(jnp.isfinite(elbos), elbos, -jnp.inf))
     affine, params = jax.tree.map(lambda leaf: leaf[winner], (affines, params))
-    affine, params, elbo = improved(affine, params, target, second_key, SECOND)
-    return WarmStarts(affine, params, winner, elbo, searched)
+    return WarmStarts(affine, params, winner, elbos[winner], searched)
+
+
+def _climbed(
+    target: Target, loc: Float[Array, " dim"], scale: Array, key: PRNGKeyArray
+) -> tuple[AnyAffine, dict[str, Array], Float[Array, ""]]:
+    """The Gaussian that natural gradients lead to, its parameters and its ELBO."""
+    settings, bounds = NaturalGradients(), ManySettings()
+    draws = max(bounds.draws, bounds.draws_per_dimension * target.dim)
+    draws += -draws % (2 * bounds.at_once)
+    steps = bounds.steps_with_params if target.params else bounds.steps
+    flat = jnp.full(steps, settings.largest_rate, loc.dtype)
+    rates = jnp.concatenate([flat, annealed_rates(bounds.annealed).astype(loc.dtype)])
+    fit, _ = steps_of(
+        begin(loc, scale, target.params, settings), target, rates, key, draws, bounds.at_once, settings
+    )
+    best = fit.best
+    if scale.ndim == 1:
+        return anchored(best.loc, jnp.abs(best.scale), full=False), best.params, best.elbo
+    return anchored(best.loc, _triangle(best.scale), full=True), best.params, best.elbo
+
+
+def _triangle(scale: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
+    """The lower triangle T of positive diagonal with T T^T = S S^T, on the device."""
+    lower = jnp.linalg.qr(scale.T, mode="r").T
+    return lower * jnp.where(jnp.diagonal(lower) < 0, -1.0, 1.0)[None, :]
 
 
 def visited_by(searched: Searched) -> list[Float[np.ndarray, "modes rows dim"] | None]:
@@ -100,7 +134,7 @@ def _candidates(target: Target, key: PRNGKeyArray, *, full: bool) -> tuple[Array
     other = jnp.argmax(jnp.where(evidences < evidences[best] - SAME, evidences, -jnp.inf))
     kept = jnp.stack([best, other])
     loc = jnp.concatenate([jnp.stack([starts[0], jnp.mean(starts, axis=0)]), modes[kept]])
-    narrow, wide = (jnp.full(target.dim, scale, starts.dtype) for scale in BROAD_SCALES)
+    narrow, wide = (jnp.full(target.dim, scale, starts.dtype) for scale in (NARROW, WIDE))
     broad = jnp.stack([jnp.diag(narrow), jnp.diag(wide)] if full else [narrow, wide])
     scales = jax.vmap(lambda precision: scale_of(precision, full=full))(precisions[kept])
     searched = Searched(modes, precisions, jnp.where(proper, evidences, -jnp.inf))
@@ -152,6 +186,4 @@ def scale_of(precision: Float[Array, "dim dim"], *, full: bool) -> Array:
         return jax.lax.rsqrt(jnp.maximum(diagonal, FLAT * units_of(diagonal) ** 2))
     units, values, vectors = curvatures_of(precision)
     root = vectors * jax.lax.rsqrt(jnp.maximum(values, FLAT))[None, :] / units[:, None]
-    triangle = jnp.linalg.qr(root.T, mode="r").T
-    signs = jnp.where(jnp.diagonal(triangle) < 0, -1.0, 1.0)
-    return triangle * signs[None, :]
+    return _triangle(root)

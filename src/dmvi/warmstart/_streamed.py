@@ -15,10 +15,12 @@ from dmvi._random import children, seed_of
 from dmvi.guides import anchored, low_rank_anchored
 from dmvi.targets import Derivatives, Target, anchored_at, prior_target
 from dmvi.training import Progress
-from dmvi.warmstart._high_dimension import DENSE_DIMENSION, HIGH_DIMENSION, RANK, high_dimensional_start
+from dmvi.warmstart._candidates import ranked_starts
+from dmvi.warmstart._high_dimension import DENSE_DIMENSION, RANK, high_dimensional_start
 from dmvi.warmstart._laplace import Surface, climb, scale_from_precision
-from dmvi.warmstart._warm_start import WarmStart, ranked_starts
+from dmvi.warmstart._warm_start import WarmStart
 
+MANY = 200  # coordinates up to which Newton's steps go alone
 SEARCHES = 4
 ITERATIONS = 200  # of a search on the rows held in memory
 PASSES = 20  # over all rows, where a Hessian can be had
@@ -43,7 +45,7 @@ def streamed_start(
     """Laplace at a mode of all rows.
 
     A search on the rows held in memory leads near; Newton's steps on all rows, each one pass, lead to the
-    mode. Above HIGH_DIMENSION coordinates quasi-Newton ones come before them; and above DENSE_DIMENSION, or
+    mode. Above MANY coordinates quasi-Newton ones come before them; and above DENSE_DIMENSION, or
     where Laplace's Gaussian is not CLOSE, the spread is learned from the rows in memory.
 
     Args:
@@ -58,7 +60,7 @@ def streamed_start(
     surface = Surface(target)
     starts = ranked_starts(target, surface, start_key)[:SEARCHES]
     mode = max((climb(surface, start, ITERATIONS) for start in starts), key=lambda found: found[1])[0]
-    if target.dim > HIGH_DIMENSION:
+    if target.dim > MANY:
         mode, found = _quasi_newton(target, mode, progress)
         curvature = target.stream.hessian(mode) if target.dim <= DENSE_DIMENSION else np.array(np.nan)
         scale = None
