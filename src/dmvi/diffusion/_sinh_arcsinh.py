@@ -42,6 +42,10 @@ class Bends(NamedTuple):
         """u' from w."""
         return jnp.exp(self.s) * jnp.sinh(w) + self.m
 
+    def image_of(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """u' from u."""
+        return self.image(self.angle(u))
+
     def log_slopes(self, u: Float[Array, " dim"], w: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """log du'_i/du_i."""
         return self.s + self.d + jnp.logaddexp(w, -w) - np.log(2.0) - 0.5 * jnp.log1p(u**2)
