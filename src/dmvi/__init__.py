@@ -15,6 +15,7 @@ from dmvi.diffusion import MLP as MLP
 from dmvi.diffusion import CosineSchedule as CosineSchedule
 from dmvi.diffusion import LinearSchedule as LinearSchedule
 from dmvi.diffusion import Projected as Projected
+from dmvi.diffusion import SparseBends as SparseBends
 from dmvi.diffusion import Stacked as Stacked
 from dmvi.diffusion import Triangular as Triangular
 from dmvi.guides import ChainGuide as ChainGuide

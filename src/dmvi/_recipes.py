@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from dmvi import diffusion, guides
 from dmvi._errors import InputError
-from dmvi.diffusion import Stacked, Triangular
+from dmvi.diffusion import SparseBends, Stacked, Triangular
 from dmvi.guides import (
     AnyAffine,
     DiffusionGuide,
@@ -28,7 +28,7 @@ from dmvi.guides import (
 )
 from dmvi.targets import Target
 
-_PARTS = ("Projected", "Triangular", "Stacked", "MLP", "LinearSchedule", "CosineSchedule")
+_PARTS = ("Projected", "Triangular", "SparseBends", "Stacked", "MLP", "LinearSchedule", "CosineSchedule")
 # Classes of our own that a description may name; nothing else is ever made from a file.
 _KNOWN: dict[str, type] = {
     name: value
@@ -105,7 +105,8 @@ def _least(recipe: Any, dim: int, steps: int) -> tuple[int, int]:
         late = _least(recipe.late, dim, recipe.late_steps)
         return early[0] + late[0], early[1] + late[1]
     width, depth = getattr(recipe, "width", 1), getattr(recipe, "depth", 1)
-    times = recipe.layers if isinstance(recipe, FlowGuide) else steps if isinstance(recipe, Triangular) else 1
+    own = isinstance(recipe, Triangular | SparseBends)  # a network for every coordinate in every step
+    times = recipe.layers if isinstance(recipe, FlowGuide) else steps if own else 1
     return depth, width * max(times * dim, depth)
 
 

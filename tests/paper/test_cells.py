@@ -1,7 +1,10 @@
 """Plans, jobs and the file of finished cells."""
 
+import csv
 import gzip
 import json
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +32,36 @@ PLAN = Plan(models=("mean", "mixture"), methods=("exact", "advi", "dmvi-50-10-1"
 def a_cell(key: str = "mean/printed/own/100/exact/0", replicate: int = 0) -> dict:
     row = {"model": "mean", "variant": "printed", "data": "own", "n": 100, "method": "exact"}
     return {"key": key, "row": row | {"replicate": replicate, "mse": 0.5, "khat": None}, "coordinates": {}}
+
+
+@pytest.mark.parametrize("moment", ["before the disk has it", "after"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cell_that_is_being_stored_when_a_run_is_interrupted_is_in_every_file(
+    tmp_path, monkeypatch, number, moment
+):
+    """The interruption is heard once the cell is whole, so that file, tables and counts agree."""
+    really = os.fsync
+
+    def interrupting(handle: int) -> None:
+        if moment == "after":
+            really(handle)
+        signal.raise_signal(number)
+        really(handle)
+
+    store = Store(tmp_path)
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(os, "fsync", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            store.add(a_cell())
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert list(store.cells) == [a_cell()["key"]]
+    store.close()
+    assert [cell["key"] for cell in whole_lines((tmp_path / STORE).read_bytes())[0]] == list(store.cells)
+    with (tmp_path / RESULTS).open() as file:
+        assert [row["replicate"] for row in csv.DictReader(file)] == ["0"]
 
 
 def test_the_full_set():

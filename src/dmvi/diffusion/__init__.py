@@ -1,5 +1,7 @@
 """What a diffusion is: score networks, solver steps, flows from noise to the posterior."""
 
+from dmvi.diffusion._bends import SparseBends as SparseBends
+from dmvi.diffusion._bends import SparseBendsFlow as SparseBendsFlow
 from dmvi.diffusion._chain import ReverseChain as ReverseChain
 from dmvi.diffusion._chain import build_chain as build_chain
 from dmvi.diffusion._dpm_solver import GRIDS as GRIDS

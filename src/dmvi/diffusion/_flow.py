@@ -59,6 +59,15 @@ class Flow(eqx.Module):
         """The flow with what may fold taken back by a share, towards the identity; itself if nothing can."""
         return self
 
+    def driven(self, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> "Flow":
+        """The flow with the structure that its base shows; itself if it has none to choose.
+
+        Args:
+            u: draws of the base, in whitened coordinates.
+            r: their residual scores S^T grad log pi + u, zero where the base is the posterior.
+        """
+        return self
+
     @abc.abstractmethod
     def move(self, u: Array, key: PRNGKeyArray | None = None) -> Float[Array, " dim"]:
         """Noise to whitened posterior, without density."""
@@ -172,6 +181,9 @@ class FlowSequence(Flow):
     def straighter(self, share):
         return FlowSequence(self.first.straighter(share), self.second.straighter(share))
 
+    def driven(self, u, r):
+        return FlowSequence(self.first.driven(u, r), self.second.driven(u, r))
+
     def move(self, u, key=None):
         return self.second.move(self.first.move(u, key), key)
 
@@ -205,7 +217,8 @@ class Stacked(FlowRecipe):
     """Recipe of two networks, one for the earlier of the solver's steps and one for the later.
 
     Args:
-        early: `dmvi.Projected(...)`, `dmvi.Triangular(...)` or another `dmvi.Stacked(...)`.
+        early: `dmvi.Projected(...)`, `dmvi.Triangular(...)`, `dmvi.SparseBends(...)` or another
+            `dmvi.Stacked(...)`.
         late: likewise.
         late_steps: steps of the second; the first has the others.
     """

@@ -29,10 +29,9 @@ from dmvi._errors import InputError
 from dmvi.diffusion._flow import FlowRecipe, Moved, SteppedFlow
 from dmvi.diffusion._hidden import gelu, gelu_jet
 from dmvi.diffusion._networks import initial_weights, zeros
+from dmvi.diffusion._sinh_arcsinh import Bends, bounded
 from dmvi.diffusion._triangle import lower_inverse
 
-LIMITS = np.array([3.0, 1.0, 0.7, 1.5])  # largest |s|, |d| and |e| of one step: four reach scales of e^12
-FREE = np.array([False, True, False, False])  # m is not bounded
 BIAS = 0.5  # sd of the hidden units' initial biases
 
 
@@ -50,37 +49,9 @@ class Knot(NamedTuple):
         width, dim = self.bias.shape
         return (u @ self.first.reshape(width * dim, dim).T).reshape(width, dim) + self.bias
 
-    def bends(self, h: Float[Array, "width dim"]) -> tuple["Bends", Float[Array, "4 dim"]]:
+    def bends(self, h: Float[Array, "width dim"]) -> tuple[Bends, Float[Array, "4 dim"]]:
         """(s, m, d, e) from the hidden units, and the slopes of their bounds."""
-        raw = jnp.sum(self.out * h[None], axis=1) + self.out_bias
-        limits, free = jnp.asarray(LIMITS, raw.dtype)[:, None], FREE[:, None]
-        squashed = jnp.tanh(raw / limits)
-        return Bends(*jnp.where(free, raw, limits * squashed)), jnp.where(free, 1.0, 1 - squashed**2)
-
-
-class Bends(NamedTuple):
-    """What each coordinate is bent by: u' = exp(s) sinh(exp(d) arsinh(u) + e) + m."""
-
-    s: Float[Array, " dim"]
-    m: Float[Array, " dim"]
-    d: Float[Array, " dim"]
-    e: Float[Array, " dim"]
-
-    def angle(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        """w = exp(d) arsinh(u) + e."""
-        return jnp.exp(self.d) * jnp.arcsinh(u) + self.e
-
-    def image(self, w: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        """u' from w."""
-        return jnp.exp(self.s) * jnp.sinh(w) + self.m
-
-    def log_slopes(self, u: Float[Array, " dim"], w: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        """log du'_i/du_i."""
-        return self.s + self.d + jnp.logaddexp(w, -w) - np.log(2.0) - 0.5 * jnp.log1p(u**2)
-
-    def inverse(self, image: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        """u with that image."""
-        return jnp.sinh((jnp.arcsinh((image - self.m) * jnp.exp(-self.s)) - self.e) * jnp.exp(-self.d))
+        return bounded(jnp.sum(self.out * h[None], axis=1) + self.out_bias)
 
 
 class TriangularFlow(SteppedFlow):
@@ -115,21 +86,14 @@ class TriangularFlow(SteppedFlow):
         u, score = _turned(knot, u), _turned(knot, score)
         h, slope, _ = gelu_jet(knot.inner(u))
         bends, bounds = knot.bends(h)
-        w = bends.angle(u)
-        log_slopes = bends.log_slopes(u, w)
-        scale, stretch, ones = jnp.exp(bends.s), jnp.exp(bends.d) * jnp.arcsinh(u), jnp.ones_like(u)
-        cosh, tanh = scale * jnp.cosh(w), jnp.tanh(w)
-        # Derivatives of u' and of its log-slope by (s, m, d, e), then by the hidden units' x.
-        of_image = jnp.stack([scale * jnp.sinh(w), ones, cosh * stretch, cosh]) * bounds
-        of_slope = jnp.stack([ones, jnp.zeros_like(u), tanh * stretch + 1, tanh]) * bounds
-        image_inner = jnp.sum(of_image[:, None] * knot.out, axis=0) * slope
-        slope_inner = jnp.sum(of_slope[:, None] * knot.out, axis=0) * slope
-        jacobian = jnp.einsum("hi,hij->ij", image_inner, knot.first) + jnp.diag(jnp.exp(log_slopes))
-        root = jnp.sqrt(1 + u**2)
-        gradient = tanh * jnp.exp(bends.d) / root - u / root**2
-        gradient = gradient + slope_inner.ravel() @ knot.first.reshape(-1, u.shape[0])
+        jet = bends.jet(u)
+        # By the hidden units' x.
+        image_inner = jnp.sum((jet.of_image * bounds)[:, None] * knot.out, axis=0) * slope
+        slope_inner = jnp.sum((jet.of_slope * bounds)[:, None] * knot.out, axis=0) * slope
+        jacobian = jnp.einsum("hi,hij->ij", image_inner, knot.first) + jnp.diag(jnp.exp(jet.log_slope))
+        gradient = jet.gradient + slope_inner.ravel() @ knot.first.reshape(-1, u.shape[0])
         score = (score - gradient) @ lower_inverse(jacobian)
-        return Moved(_turned(knot, bends.image(w)), jnp.sum(log_slopes), _turned(knot, score))
+        return Moved(_turned(knot, jet.image), jnp.sum(jet.log_slope), _turned(knot, score))
 
     def step_inverse(self, knot, u):
         image = _turned(knot, u)

@@ -62,6 +62,9 @@ class Diffusion(Guide):
     def straighter(self, share):
         return eqx.tree_at(lambda guide: guide.flow, self, self.flow.straighter(share))
 
+    def driven(self, u, r):
+        return eqx.tree_at(lambda guide: guide.flow, self, self.flow.driven(u, r))
+
     def sample(self, key, shape=()):
         return in_batches(lambda key: self.affine(self.flow.move(self._noise(key))), key, shape)
 

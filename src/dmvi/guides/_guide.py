@@ -89,6 +89,15 @@ class Guide(eqx.Module):
         """
         return self
 
+    def driven(self, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> "Guide":
+        """The guide with the structure that its Gaussian base shows; itself if it has none to choose.
+
+        Args:
+            u: draws of the base, in whitened coordinates.
+            r: their residual scores S^T grad log pi + u, zero where the base is the posterior.
+        """
+        return self
+
     @abc.abstractmethod
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "*shape dim"]:
         """Draws without density: the quick road for predictions."""

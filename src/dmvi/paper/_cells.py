@@ -1,13 +1,16 @@
 """Cells of the experiment: what there is to do, what is done, and the file that remembers it."""
 
+import contextlib
 import csv
 import fcntl
 import gzip
 import io
 import json
 import os
+import signal
+import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,11 +157,13 @@ class Store:
         self._read()
 
     def add(self, cell: Mapping[str, Any]) -> None:
-        """Remember a finished cell."""
-        self._file.write(json.dumps(cell).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.cells[cell["key"]] = dict(cell)
+        """Remember a finished cell, in the file and for the tables; an interruption waits for both."""
+        line = json.dumps(cell).encode() + b"\n"
+        with _interrupted_after():
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.cells[cell["key"]] = dict(cell)
 
     def close(self) -> None:
         """Write the tables of all cells and close the file."""
@@ -170,6 +175,26 @@ class Store:
         self.cells |= _current([*packed_cells(self.folder), *cells])
         self._file.truncate(whole)
         self._file.seek(0, os.SEEK_END)
+
+
+@contextlib.contextmanager
+def _interrupted_after() -> Iterator[None]:
+    """A request to end that comes within is heard after it; only the main thread hears any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in held:
+            signal.signal(number, lambda number, frame: heard.append(number))
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    for number in heard:
+        signal.raise_signal(number)
 
 
 def _revision(method: str, model: str) -> str:

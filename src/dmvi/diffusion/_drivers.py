@@ -1,0 +1,170 @@
+r"""Drivers: coordinates that move the scales and means of others, measured where the base is not exact.
+
+With u ~ N(0, I) through a Gaussian base of scale S, the residual score r = S^T grad log pi + u is zero where
+that Gaussian is the posterior. Where it is not, its moments say what depends on what:
+
+    T_ij = mean r_i u_i u_j          j drives the scale of i,
+    M_ij = mean r_i (u_j^2 - 1) / sqrt 2     j bends the mean of i,      D = sqrt(T^2 + M^2),
+
+with entries within a few standard errors of zero taken as zero. The strength of j is sum_i D_ij^2. The
+strongest coordinates get levels by rank, a few at the first level and twice as many at each further one; all
+others share the last. Parents of a coordinate are the strongest of its drivers at lower levels.
+
+Memory is linear in the dimension: strengths are summed over blocks of columns, and parents need the columns
+of the strongest coordinates or their rows alone.
+"""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+
+@dataclasses.dataclass(frozen=True)
+class DriverSettings:
+    """How drivers are measured.
+
+    Attributes:
+        errors: standard errors within which an entry of D counts as zero: one in a hundred passes by chance.
+        winsor: standard deviations at which residual scores are cut, so that no single draw decides.
+        levels: coordinates at the first level, at the first two, and so on; the others are at the last.
+            Hierarchies have few scales, and every level costs a substitution.
+        block: columns of D held at a time.
+    """
+
+    errors: float = 3.0
+    winsor: float = 4.0
+    levels: tuple[int, ...] = (2, 6, 14, 30, 62)
+    block: int = 512
+
+    def counts(self, dim: int) -> tuple[int, ...]:
+        """Coordinates up to each level but the last; none where one coordinate stands alone."""
+        return tuple(count for count in self.levels if count < dim) or (1,) * (dim > 1)
+
+    def of_ranks(self, dim: int) -> Int[np.ndarray, " drivers"]:
+        """Level of each driver, by rank."""
+        counts = self.counts(dim)
+        return np.repeat(np.arange(len(counts)), np.diff((0, *counts)))
+
+
+class Drivers(eqx.Module):
+    """Which coordinates drive which; none of it is trained, and shapes depend on dimension and settings alone.
+
+    Attributes:
+        strongest: coordinates at all levels but the last, by falling strength.
+        parents: drivers of each coordinate at lower levels, then those at higher levels, which are its
+            parents when levels are taken the other way round.
+        found: which of these there are.
+    """
+
+    strongest: Int[Array, " drivers"]
+    parents: Int[Array, "2 parents dim"]
+    found: Bool[Array, "2 parents dim"]
+    settings: DriverSettings = eqx.field(static=True)
+
+    @staticmethod
+    def none(dim: int, parents: int, settings: DriverSettings) -> "Drivers":
+        """Nothing measured: no coordinate has parents."""
+        strongest = np.arange(len(settings.of_ranks(dim)), dtype=np.int32)
+        shape = (2, min(parents, max(dim - 1, 1)), dim)
+        empty = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        return Drivers(*(jax.device_put(array) for array in (strongest, *empty)), settings)
+
+    @property
+    def last_level(self) -> int:
+        """The level of all coordinates but the strongest."""
+        return len(self.settings.counts(self.parents.shape[-1]))
+
+    def levels(self) -> Int[Array, " dim"]:
+        """Level of each coordinate."""
+        return _levels(self.strongest, self.parents.shape[-1], self.settings)
+
+    def lower(self) -> Bool[Array, "2 parents dim"]:
+        """Parents that there are and whose level is lower, or higher the other way round."""
+        level = self.levels()
+        of_parents = level[self.parents]
+        return self.found & jnp.stack([of_parents[0] < level[None], of_parents[1] > level[None]])
+
+    def measured(self, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> "Drivers":
+        """The drivers that draws u and residual scores r show; draws that are not finite do not count."""
+        dim, most = u.shape[1], self.parents.shape[1]
+        links = Links(u, r, self.settings)
+        strength = links.strengths()
+        strongest = jax.lax.top_k(strength, self.strongest.shape[0])[1].astype(self.strongest.dtype)
+        level, everyone = _levels(strongest, dim, self.settings), jnp.arange(dim)
+        # Parents lie among the strongest one way, and none but the strongest have any the other way round.
+        lower = level[None, strongest] < level[:, None]
+        places, found = _best(links.between(everyone, strongest), strength[strongest], lower, most)
+        higher = level[None, :] > level[strongest, None]
+        columns, found_back = _best(links.between(strongest, everyone), strength, higher, most)
+        parents, masks = jnp.zeros_like(self.parents), jnp.zeros_like(self.found)
+        if strongest.shape[0]:
+            parents = parents.at[0].set(strongest[places].T)
+        return Drivers(
+            strongest,
+            parents.at[1, :, strongest].set(columns),
+            masks.at[0].set(found.T).at[1, :, strongest].set(found_back),
+            self.settings,
+        )
+
+
+class Links:
+    """D for any rows and columns; see the module's equations."""
+
+    def __init__(self, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"], settings: DriverSettings):
+        fine = jnp.all(jnp.isfinite(u) & jnp.isfinite(r), axis=1)
+        self.count = jnp.maximum(jnp.sum(fine), 1).astype(u.dtype)
+        self.u = jnp.where(fine[:, None], u, 0.0)
+        r = jnp.where(fine[:, None], r, 0.0)
+        mean = jnp.sum(r, axis=0) / self.count
+        sd = jnp.sqrt(jnp.maximum(jnp.sum(r**2, axis=0) / self.count - mean**2, 0.0))
+        limit = (settings.winsor * sd)[None]
+        self.r = jnp.clip(r, -limit, limit)
+        self.noise = settings.errors * sd / jnp.sqrt(self.count)
+        self.block = settings.block
+
+    def between(self, rows: Int[Array, " rows"], columns: Int[Array, " columns"]) -> Float[Array, "rows columns"]:
+        """D_ij; zero within its noise and where i = j."""
+        u, r = self.u[:, columns], self.r[:, rows]
+        scales = (r * self.u[:, rows]).T @ u
+        means = r.T @ (u**2 - 1) / np.sqrt(2.0)
+        links = jnp.sqrt(scales**2 + means**2) / self.count
+        kept = (links > self.noise[rows, None]) & (rows[:, None] != columns[None])
+        return jnp.where(kept, links, 0.0)
+
+    def strengths(self) -> Float[Array, " dim"]:
+        """sum_i D_ij^2, over blocks of columns."""
+        dim = self.u.shape[1]
+        blocks = -(-dim // self.block)
+        size = -(-dim // blocks)
+        columns = jnp.asarray(np.minimum(np.arange(blocks * size), dim - 1).reshape(blocks, size))
+        everyone = jnp.arange(dim)
+        sums = jax.lax.map(lambda block: jnp.sum(self.between(everyone, block) ** 2, axis=0), columns)
+        return sums.reshape(-1)[:dim]
+
+
+def _levels(strongest: Int[Array, " drivers"], dim: int, settings: DriverSettings) -> Int[Array, " dim"]:
+    of_ranks = settings.of_ranks(dim)
+    last = np.full(dim, len(settings.counts(dim)), np.int32)
+    return jnp.asarray(last).at[strongest].set(jnp.asarray(of_ranks, np.int32))
+
+
+def _best(
+    links: Float[Array, "rows columns"],
+    strength: Float[Array, " columns"],
+    allowed: Bool[Array, "rows columns"],
+    most: int,
+) -> tuple[Int[Array, "rows parents"], Bool[Array, "rows parents"]]:
+    """Columns of the strongest links of each row, then those that drive most of all others.
+
+    Of many draws there are always too few to see every link, so a strong driver of others is taken on trust;
+    a column that drives nothing is not.
+    """
+    rank = jnp.where(links > 0, links, -1 / (1 + strength[None]))
+    rank = jnp.where(allowed, rank, -jnp.inf)
+    best, places = jax.lax.top_k(rank, min(most, links.shape[1]))
+    missing = ((0, 0), (0, most - best.shape[1]))
+    return jnp.pad(places, missing), jnp.pad(best > -1, missing)
