@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray
 from dmvi._random import children
 from dmvi._run import Status
 from dmvi._start import Start
-from dmvi.diffusion import Projected, Stacked, Triangular
+from dmvi.diffusion import Projected, SparseBends, Stacked, Triangular
 from dmvi.guides import DiffusionGuide, Guide, GuideRecipe, LowRankAffine, Mixture, mixture
 from dmvi.targets import Target
 from dmvi.training import Outcome, Progress
@@ -24,6 +24,8 @@ GAP_OF_LABELLINGS = 0.03  # the same where labels may change places, and modes t
 FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
 LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
 FEW_DIMENSIONS = 20  # up to which a triangular step costs next to nothing
+PROJECTED_STEPS = 4
+BENDS = 2  # steps of sparse bends after them
 MORE_PARTICLES = 4  # factor: what a small guide left is seen through less noise
 ENOUGH_PARTICLES = 128  # that it does not go beyond
 SHARED = 0.3  # factor of the learning rate where many Gaussians share the draws of a step
@@ -38,7 +40,9 @@ def first_choice(dim: int) -> DiffusionGuide:
     """The guide to begin with in so many dimensions."""
     if dim <= FEW_DIMENSIONS:
         return DiffusionGuide(network=Stacked(Projected(), Triangular(), late_steps=1))
-    return DiffusionGuide()
+    return DiffusionGuide(
+        steps=PROJECTED_STEPS + BENDS, network=Stacked(Projected(), SparseBends(), late_steps=BENDS)
+    )
 
 
 class Pilot(NamedTuple):
@@ -186,7 +190,7 @@ def _has_weights(target: Target) -> bool:
 def chosen(start: Start, pilot: Pilot | None) -> str:
     """One line on what "auto" has chosen and why."""
     guide, dim = start.guide, start.guide.dim
-    network = "projected and triangular" if dim <= FEW_DIMENSIONS else "projected"
+    network = "projected and triangular" if dim <= FEW_DIMENSIONS else "projected and sparsely bent"
     if isinstance(guide, Mixture):
         modes = guide.log_weights.value.shape[0]
         why = "searches ended in several modes"

@@ -5,9 +5,10 @@ from typing import NamedTuple
 import equinox as eqx
 import jax.random as jr
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._clock import Clock
+from dmvi._compile import compiled
 from dmvi._interrupt import Interrupt
 from dmvi._recipes import describe_base, guide_from
 from dmvi._team import Message, Team
@@ -18,9 +19,11 @@ from dmvi.targets import Derivatives, Target, anchored_at
 from dmvi.training import Look, Progress, filled, leaves_of
 from dmvi.warmstart import (
     DENSE_DIMENSION,
+    ResidualSettings,
     WarmStart,
     cold_start,
     high_dimensional_start,
+    residual_scores,
     streamed_start,
     warm_start,
     whitened_locally,
@@ -72,14 +75,32 @@ def begin(
     target = eqx.tree_at(lambda t: t.params, target, start.params)
     if start.modes is None:
         affine = _kept_local(recipe, start.affine)
-        guide = recipe.build(affine, key=keys[1])
-        found = Start(guide, start.name, target, start.visited, gradients=start.gradients)
+        guide, gradients = _driven(recipe.build(affine, key=keys[1]), target, keys[1], line)
+        gradients += start.gradients
+        found = Start(guide, start.name, target, start.visited, gradients=gradients)
         return found if target.stream is None else _weighed(found, keys[0], line)
     modes = start.modes
     guide = mixture(
         recipe, modes.affines, modes.log_weights, modes.unfinished, symmetry=modes.symmetry, key=keys[1]
     )
     return Start(guide, start.name, target, start.visited, gradients=start.gradients)
+
+
+def _driven(guide: Guide, target: Target, key: PRNGKeyArray, line: Progress) -> tuple[Guide, int]:
+    """The guide with the drivers that its Gaussian shows, and the gradients that took."""
+    if not guide.wants_drivers or target.stream is not None:
+        return guide, 0
+    line.note("which coordinates drive which")
+    settings = ResidualSettings()
+    draws = settings.of(guide.dim)
+    u, r = residual_scores(guide.affine, target, jr.fold_in(key, 1), draws, settings.at_once)  # pyright: ignore[reportAttributeAccessIssue]
+    return measured(guide, u, r), draws
+
+
+@compiled
+def measured(guide: Guide, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> Guide:
+    """The guide with the structure that draws and residual scores of its base show."""
+    return guide.driven(u, r)
 
 
 def _kept_local(recipe: GuideRecipe, affine: AnyAffine) -> AnyAffine:

@@ -124,9 +124,7 @@ class SparseBendsFlow(SteppedFlow):
         way = backward.astype(int)
         first = jnp.where(self.drivers.lower()[way][:, :, None], self.first, 0.0)
         out = self.out / np.sqrt(self.bias.shape[1])
-        return Knot(
-            first, self.bias, out, self.out_bias, self.drivers.parents[way], jnp.asarray(backward)
-        )
+        return Knot(first, self.bias, out, self.out_bias, self.drivers.parents[way], jnp.asarray(backward))
 
     def step(self, knot, u, key=None):
         return bent(knot, u)

@@ -126,7 +126,9 @@ class Links:
         self.noise = settings.errors * sd / jnp.sqrt(self.count)
         self.block = settings.block
 
-    def between(self, rows: Int[Array, " rows"], columns: Int[Array, " columns"]) -> Float[Array, "rows columns"]:
+    def between(
+        self, rows: Int[Array, " rows"], columns: Int[Array, " columns"]
+    ) -> Float[Array, "rows columns"]:
         """D_ij; zero within its noise and where i = j."""
         u, r = self.u[:, columns], self.r[:, rows]
         scales = (r * self.u[:, rows]).T @ u

@@ -59,6 +59,11 @@ class Flow(eqx.Module):
         """The flow with what may fold taken back by a share, towards the identity; itself if nothing can."""
         return self
 
+    @property
+    def wants_drivers(self) -> bool:
+        """Whether `driven` has something to learn."""
+        return False
+
     def driven(self, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> "Flow":
         """The flow with the structure that its base shows; itself if it has none to choose.
 
@@ -180,6 +185,10 @@ class FlowSequence(Flow):
 
     def straighter(self, share):
         return FlowSequence(self.first.straighter(share), self.second.straighter(share))
+
+    @property
+    def wants_drivers(self) -> bool:
+        return self.first.wants_drivers or self.second.wants_drivers
 
     def driven(self, u, r):
         return FlowSequence(self.first.driven(u, r), self.second.driven(u, r))

@@ -62,6 +62,10 @@ class Diffusion(Guide):
     def straighter(self, share):
         return eqx.tree_at(lambda guide: guide.flow, self, self.flow.straighter(share))
 
+    @property
+    def wants_drivers(self) -> bool:
+        return self.flow.wants_drivers
+
     def driven(self, u, r):
         return eqx.tree_at(lambda guide: guide.flow, self, self.flow.driven(u, r))
 

@@ -89,6 +89,11 @@ class Guide(eqx.Module):
         """
         return self
 
+    @property
+    def wants_drivers(self) -> bool:
+        """Whether `driven` has something to learn."""
+        return False
+
     def driven(self, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> "Guide":
         """The guide with the structure that its Gaussian base shows; itself if it has none to choose.
 

@@ -36,7 +36,9 @@ class ClimbSettings:
         few: dimensions up to which all candidates climb to the end as full covariances, side by side.
         finalists: mean fields that go on as full covariances in more dimensions.
         field_steps: of a mean field between two looks at its ELBO.
+        field_tolerance: nats for each dimension, as `tolerance`, where a full covariance goes on from it.
         first_steps: of each full covariance before the best is chosen.
+        look_steps: of full covariances between two looks at the ELBO.
         most_looks: at the ELBO.
         tolerance: nats of ELBO between two looks below which a climb has ended, unless noise is larger.
         noise: standard errors of the ELBO that count as noise.
@@ -47,7 +49,9 @@ class ClimbSettings:
     few: int = 20
     finalists: int = 2
     field_steps: int = 16
-    first_steps: int = 16
+    field_tolerance: float = 0.01
+    first_steps: int = 8
+    look_steps: int = 16
     most_looks: int = 40
     tolerance: float = 0.05
     noise: float = 3.0
@@ -91,8 +95,8 @@ class Climber:
         if self._target.dim <= self._course.few:
             wide = [c._replace(scale=np.diag(c.scale)) for c in fields]
             return self._to_the_end([*wide, *candidates.full])
-        ranked = self._climbed_fields(fields)[: self._course.finalists]
-        return self._to_the_end([self._best_start([*ranked, *candidates.full])])
+        starts = [*self._climbed_fields(fields), *candidates.full]
+        return self._to_the_end([self._best_start(starts)])
 
     def refined(self, frame: AnyAffine) -> Reached:
         """The mean field that is best in the coordinates of an affine map."""
@@ -107,19 +111,22 @@ class Climber:
         is.
         """
         fits = self._begun([Candidate("", each[0], each[1:]) for each in gaussians])
-        fits, _ = self._run(fits, self._course.first_steps)
+        fits, _ = self._run(fits, self._course.look_steps)
         loc, scale = np.asarray(fits.best.loc, float), np.asarray(fits.best.scale, float)
         found = np.concatenate([loc[:, None], scale], axis=1)
         usable = np.isfinite(found).all(axis=(1, 2)) & np.isfinite(np.asarray(fits.best.elbo))
         return np.where(usable[:, None, None], found, gaussians)
 
     def _climbed_fields(self, fields: list[Candidate]) -> list[Candidate]:
-        """Mean fields at their plateaus, as full covariances, best first."""
-        fits = self._plateau(self._begun(fields), self._course.field_steps)
-        elbos = np.asarray(fits.best.elbo, float)
-        order = np.argsort(np.where(np.isfinite(elbos), -elbos, np.inf))
-        loc, scale = np.asarray(fits.best.loc, float), np.abs(np.asarray(fits.best.scale, float))
-        return [Candidate(fields[i].name, loc[i], np.diag(scale[i])) for i in order]
+        """The best mean fields after some steps, taken near their plateaus, as full covariances, best first."""
+        begun = [self._run(self._begun([field]), self._course.field_steps)[0] for field in fields]
+        elbos = np.nan_to_num([float(fits.best.elbo[0]) for fits in begun], nan=-np.inf)
+        climbed, near = [], self._course.field_tolerance * self._target.dim
+        for i in np.argsort(-elbos, kind="stable")[: self._course.finalists]:
+            fits = self._plateau(begun[i], self._course.field_steps, tolerance=near)
+            loc, scale = np.asarray(fits.best.loc[0], float), np.abs(np.asarray(fits.best.scale[0], float))
+            climbed.append((float(fits.best.elbo[0]), Candidate(fields[i].name, loc, np.diag(scale))))
+        return [candidate for _, candidate in sorted(climbed, key=lambda each: -each[0])]
 
     def _best_start(self, candidates: list[Candidate]) -> Candidate:
         """The best after some steps of each, one after the other, as one small program does for all."""
@@ -136,7 +143,7 @@ class Climber:
 
     def _to_the_end(self, candidates: list[Candidate], frame: AnyAffine | None = None) -> Reached:
         """All to their plateaus, then at falling rates; the best of them."""
-        fits = self._plateau(self._begun(candidates), self._course.first_steps, frame)
+        fits = self._plateau(self._begun(candidates), self._course.look_steps, frame)
         if not self._stop():
             fits = jax.vmap(lambda fit: again(fit, self._settings))(fits)
             rates = annealed_rates(self._course.annealed)
@@ -156,7 +163,7 @@ class Climber:
         fell = np.asarray(steps.fell)[:, -1]
         better = ~fell & (last >= best - self._course.noise * error - self._settings.slack)
         chosen = fits.best._replace(elbo=jnp.asarray(last, fits.best.elbo.dtype))._replace(
-            loc=fits.loc, scale=fits.scale, params=fits.params
+            loc=fits.loc, scale=fits.scale, log_det=fits.log_det, params=fits.params
         )
 
         def choose(new: Array, old: Array) -> Array:
@@ -164,8 +171,11 @@ class Climber:
 
         return fits._replace(best=jax.tree.map(choose, chosen, fits.best))
 
-    def _plateau(self, fits: Fit, steps: int, frame: AnyAffine | None = None) -> Fit:
+    def _plateau(
+        self, fits: Fit, steps: int, frame: AnyAffine | None = None, tolerance: float | None = None
+    ) -> Fit:
         """Steps until none gains any more."""
+        tolerance = self._course.tolerance if tolerance is None else tolerance
         before = np.asarray(fits.best.elbo, float)
         for _ in range(self._course.most_looks):
             if self._stop():
@@ -178,7 +188,7 @@ class Climber:
             self._say(float(np.max(elbos)))
             # What cannot catch up any more need not have ended.
             alive = elbos + gains > np.max(elbos) - 1.0
-            if not np.any(alive & (gains > np.maximum(self._course.tolerance, self._course.noise * errors))):
+            if not np.any(alive & (gains > np.maximum(tolerance, self._course.noise * errors))):
                 break
         return fits
 

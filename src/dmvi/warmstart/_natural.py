@@ -76,6 +76,7 @@ class Fit(NamedTuple):
     Attributes:
         loc: m.
         scale: S, a square or, for a mean field, its diagonal.
+        log_det: log |det S|.
         params: generative parameters.
         optimizer: Adam's state for these.
         rate: of the last step.
@@ -84,6 +85,7 @@ class Fit(NamedTuple):
 
     loc: Float[Array, " dim"]
     scale: Array
+    log_det: Float[Array, ""]
     params: dict[str, Array]
     optimizer: Any
     rate: Float[Array, ""]
@@ -95,6 +97,7 @@ class Best(NamedTuple):
 
     loc: Float[Array, " dim"]
     scale: Array
+    log_det: Float[Array, ""]
     params: dict[str, Array]
     elbo: Float[Array, ""]
     error: Float[Array, ""]
@@ -113,16 +116,17 @@ def begin(
 ) -> Fit:
     """A Gaussian before its first step."""
     zero = jnp.zeros((), loc.dtype)
-    best = Best(loc, scale, params, zero - jnp.inf, zero)
-    return Fit(loc, scale, params, settings.params_optimizer().init(params), zero + settings.rate, best)
+    log_det = jnp.sum(jnp.log(jnp.abs(scale))) if scale.ndim == 1 else jnp.linalg.slogdet(scale)[1]
+    best = Best(loc, scale, log_det, params, zero - jnp.inf, zero)
+    return Fit(
+        loc, scale, log_det, params, settings.params_optimizer().init(params), zero + settings.rate, best
+    )
 
 
 def again(fit: Fit, settings: NaturalGradients) -> Fit:
     """The best so far, to go on from at a fresh rate."""
     best = fit.best
-    return fit._replace(
-        loc=best.loc, scale=best.scale, params=best.params, rate=jnp.full_like(fit.rate, settings.rate)
-    )
+    return Fit(*best[:4], fit.optimizer, jnp.full_like(fit.rate, settings.rate), best)
 
 
 @compiled
@@ -149,7 +153,12 @@ def natural_steps(
         frame: a map xi = F(x) in whose coordinates x the Gaussians are; None where they are those of the
         target.
     """
-    return jax.vmap(lambda fit: steps_of(fit, target, rates, key, draws, at_once, settings, frame))(fits)
+
+    def one(fit: Fit) -> tuple[Fit, Step]:
+        return steps_of(fit, target, rates, key, draws, at_once, settings, frame)
+
+    # A single one is not vectorised: then of the two ways to take a root only one is gone.
+    return jax.lax.map(one, fits) if fits.loc.shape[0] == 1 else jax.vmap(one)(fits)
 
 
 def steps_of(
@@ -196,20 +205,22 @@ def _step(
     best = fit.best
     fell = ~(elbo >= best.elbo - settings.noise * jnp.hypot(error, best.error) - settings.slack)
     better = elbo > best.elbo
-    best = jax.tree.map(
-        lambda new, old: jnp.where(better, new, old), Best(*fit[:3], elbo, error), Best(*best)
-    )
+    best = jax.tree.map(lambda new, old: jnp.where(better, new, old), Best(*fit[:4], elbo, error), best)
     rate = jnp.where(fell, settings.shrink * fit.rate, jnp.minimum(largest, settings.growth * fit.rate))
     residuals = _whitened(fit.scale, slopes) + u
-    loc, scale = _moved(fit, residuals, u, usable, rate, settings)
+    loc, scale, log_det = _moved(fit, residuals, u, usable, rate, settings)
     updates, optimizer = settings.params_optimizer().update(params_slope, fit.optimizer)
     params = optax.apply_updates(fit.params, updates)
     # Before anything finite was seen, all that helps is to look closer around the same place.
-    back = jnp.where(jnp.isneginf(best.elbo), settings.shrink * fit.scale, best.scale)
-    loc, scale, params = jax.tree.map(
-        lambda old, new: jnp.where(fell, old, new), (best.loc, back, best.params), (loc, scale, params)
+    lost = jnp.isneginf(best.elbo)
+    back = jnp.where(lost, settings.shrink * fit.scale, best.scale)
+    log_det_back = jnp.where(lost, fit.log_det + u.shape[1] * jnp.log(settings.shrink), best.log_det)
+    loc, scale, log_det, params = jax.tree.map(
+        lambda old, new: jnp.where(fell, old, new),
+        (best.loc, back, log_det_back, best.params),
+        (loc, scale, log_det, params),
     )
-    return Fit(loc, scale, params, optimizer, rate, best), Step(elbo, error, fell)
+    return Fit(loc, scale, log_det, params, optimizer, rate, best), Step(elbo, error, fell)
 
 
 def _slopes(
@@ -235,11 +246,8 @@ def _elbo(
     mean = jnp.sum(weights) / jnp.maximum(jnp.sum(usable), 1)
     weights = jnp.where(usable, weights, mean)
     pairs = 0.5 * (weights[:half] + weights[half:])  # antithetic, so their noise is that of pairs
-    log_det = (
-        jnp.sum(jnp.log(jnp.abs(fit.scale))) if fit.scale.ndim == 1 else jnp.linalg.slogdet(fit.scale)[1]
-    )
     enough = jnp.mean(usable, dtype=u.dtype) >= settings.finite
-    elbo = mean + log_det + 0.5 * dim * jnp.log(2 * jnp.pi)
+    elbo = mean + fit.log_det + 0.5 * dim * jnp.log(2 * jnp.pi)
     return jnp.where(enough & jnp.isfinite(elbo), elbo, -jnp.inf), jnp.std(pairs) / jnp.sqrt(half)
 
 
@@ -255,8 +263,8 @@ def _moved(
     usable: Bool[Array, " draws"],
     rate: Float[Array, ""],
     settings: NaturalGradients,
-) -> tuple[Float[Array, " dim"], Array]:
-    """The Gaussian after a step; see the module's equations."""
+) -> tuple[Float[Array, " dim"], Array, Float[Array, ""]]:
+    """Location, scale and log-determinant after a step; see the module's equations."""
     count = jnp.maximum(jnp.sum(usable), 1)
     residuals = jnp.where(usable[:, None], residuals, 0.0)
     largest = settings.outlier * jnp.sqrt(jnp.sum(residuals**2, axis=0) / count)
@@ -265,14 +273,39 @@ def _moved(
     if fit.scale.ndim == 1:
         precision = 1 - rate * jnp.sum(residuals * u, axis=0) / count
         precision = jnp.clip(precision, settings.narrowest, settings.widest)
-        return fit.loc + fit.scale * _shortened(mean / precision), fit.scale * jax.lax.rsqrt(precision)
+        loc = fit.loc + fit.scale * _shortened(mean / precision)
+        return loc, fit.scale * jax.lax.rsqrt(precision), fit.log_det - 0.5 * jnp.sum(jnp.log(precision))
     moment = residuals.T @ u / count
     precision = jnp.eye(u.shape[1], dtype=u.dtype) - 0.5 * rate * (moment + moment.T)
-    values, vectors = jnp.linalg.eigh(precision)
-    values = jnp.clip(values, settings.narrowest, settings.widest)
-    step = _shortened(vectors @ ((vectors.T @ mean) / values))
-    root = (vectors * jax.lax.rsqrt(values)) @ vectors.T
-    return fit.loc + fit.scale @ step, fit.scale @ root
+    root, log_det = _inverse_root(precision, settings)
+    step = _shortened(root @ (root.T @ mean))
+    return fit.loc + fit.scale @ step, fit.scale @ root, fit.log_det + log_det
+
+
+def _inverse_root(
+    precision: Float[Array, "dim dim"], settings: NaturalGradients
+) -> tuple[Float[Array, "dim dim"], Float[Array, ""]]:
+    """R with R R^T = P^-1 and log |det R|, the eigenvalues of P cut at their bounds.
+
+    Where all lie within, as they do but for the first steps, a Cholesky factor costs a tenth of them.
+    """
+    one = jnp.eye(precision.shape[0], dtype=precision.dtype)
+
+    def cut(precision: Array) -> tuple[Array, Array]:
+        values, vectors = jnp.linalg.eigh(precision)
+        values = jnp.clip(values, settings.narrowest, settings.widest)
+        return vectors * jax.lax.rsqrt(values), -0.5 * jnp.sum(jnp.log(values))
+
+    def whole(precision: Array) -> tuple[Array, Array]:
+        lower = jnp.linalg.cholesky(precision)
+        inverse = jax.scipy.linalg.solve_triangular(lower, one, lower=True)
+        return inverse.T, -jnp.sum(jnp.log(jnp.diagonal(lower)))
+
+    # A Cholesky factor is not a number where a matrix is not positive definite.
+    above = jnp.linalg.cholesky(precision - settings.narrowest * one)
+    below = jnp.linalg.cholesky(settings.widest * one - precision)
+    within = jnp.isfinite(above[-1, -1]) & jnp.isfinite(below[-1, -1])
+    return jax.lax.cond(within, whole, cut, precision)
 
 
 def _shortened(step: Float[Array, " dim"]) -> Float[Array, " dim"]:

@@ -1,0 +1,57 @@
+r"""Residual scores of a Gaussian base: what a guide on it has left to bend.
+
+    xi = F(u),   u ~ N(0, I),   r(u) = grad_u [log pi(F(u)) - log N(u)] = J_F^T grad log pi(F(u)) + u
+
+They are zero where the Gaussian is the posterior.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dmvi._compile import compiled
+from dmvi.guides import AnyAffine
+from dmvi.targets._target import Target
+
+
+@dataclass(frozen=True)
+class ResidualSettings:
+    """How many draws show the structure of a target.
+
+    Attributes:
+        draws: an entry of a matrix of moments has an error of one in the root of these.
+        draws_of_many: where there are more than `many` coordinates, whose drivers move hundreds of others.
+        many: coordinates from which on fewer draws do.
+        at_once: draws side by side, which bounds the memory.
+    """
+
+    draws: int = 8192
+    draws_of_many: int = 4096
+    many: int = 600
+    at_once: int = 64
+
+    def of(self, dim: int) -> int:
+        """Draws in so many dimensions."""
+        return self.draws if dim <= self.many else self.draws_of_many
+
+
+@compiled
+def residual_scores(
+    affine: AnyAffine, target: Target, key: PRNGKeyArray, draws: int, at_once: int
+) -> tuple[Float[Array, "draws dim"], Float[Array, "draws dim"]]:
+    """Antithetic draws u and their residual scores.
+
+    Args:
+        affine: the Gaussian base.
+        target: what to approximate.
+        key: random key.
+        draws: their even number.
+        at_once: of these, side by side.
+    """
+    half = jr.normal(key, (draws // 2, affine.dim), affine.loc.dtype)
+    u = jnp.concatenate([half, -half])
+    slope = jax.grad(lambda u: target.log_density(affine(u)))
+    return u, jax.lax.map(slope, u, batch_size=at_once) + u
