@@ -253,7 +253,7 @@ def test_density_that_is_nowhere_finite_names_the_sites():
         numpyro.factor("hard", jnp.where(x > 100.0, 0.0, -jnp.inf))
         numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
 
-    error = refuses("not finite at any of 20 starts", "'hard'", model=model, data={"y": Y})
+    error = refuses("not finite at any of 100 starts", "'hard'", model=model, data={"y": Y})
     assert "'y'" not in str(error)
 
 

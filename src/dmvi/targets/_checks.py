@@ -4,6 +4,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,28 @@ from jaxtyping import Array, Bool, Float, Int
 from dmvi._errors import InputError
 from dmvi.targets._arguments import describe_shapes
 
-NUM_STARTS = 20
+
+@dataclass(frozen=True)
+class Tries:
+    """How long a usable start is looked for.
+
+    Attributes:
+        first: tries in the first program; nearly every model needs one or two.
+        most: tries in all, as many as those of Stan and of NumPyro.
+        radius: uniform starts lie in (-radius, radius)^dim, as Stan's and NumPyro's do.
+        few: where the start found is a later one than this, random starts are seldom usable, and half of
+            them are then drawn around it.
+        uphill: steps in double precision, from a start that only double precision can use.
+    """
+
+    first: int = 20
+    most: int = 100
+    radius: float = 2.0
+    few: int = 4
+    uphill: int = 200
+
+
+TRIES = Tries()
 
 
 class Search(NamedTuple):
@@ -64,6 +86,8 @@ def check_search(
     outside: dict[str, int] | None = None,
     nonfinite: Sequence[str] = (),
     bad_data: dict[str, str] | None = None,
+    *,
+    double_only: bool = False,
 ) -> None:
     """Raise the InputError that names the cause when no start was usable.
 
@@ -72,6 +96,7 @@ def check_search(
         outside: number of events outside their support, for the observed sites that have any.
         nonfinite: sites whose log-probability is not finite at any start.
         bad_data: what is wrong ("3 NaN entries") with the data arrays that are not all finite.
+        double_only: whether double precision could use a start.
     """
     if search.usable:
         return
@@ -83,6 +108,11 @@ def check_search(
         raise InputError(
             f"Data {held}, and the log-probability of site {sites} is not usable {where}. "
             "Drop those entries, or leave them out with numpyro.handlers.mask or obs_mask."
+        )
+    if double_only:
+        raise InputError(
+            f"The log-density or its gradient is not finite {where} in single precision, but is in double. "
+            'Call jax.config.update("jax_enable_x64", True) first, or measure in other units.'
         )
     if outside:
         name, number = next(iter(outside.items()))

@@ -10,8 +10,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from dmvi._errors import InputError
+from dmvi.targets._checks import TRIES
 from dmvi.targets._coordinates import Coordinates
 from dmvi.targets._jax import bare_target
+from dmvi.targets._starts import further_points, starts_around
 from dmvi.targets._target import Batch, Target
 
 ValueAndGrad = Callable[[np.ndarray], tuple[ArrayLike, ArrayLike]]
@@ -48,12 +50,12 @@ def from_value_and_grad(
     coordinates = _coordinates(int(dim), names)
     origin = _origin(int(dim), init)
     host = Host(function, int(dim))
-    _check_starts(host, origin)
+    centre = _usable_start(host, origin)
 
     def start(key: PRNGKeyArray) -> Array:
         return jnp.asarray(origin) + jax.random.uniform(key, (dim,), origin.dtype, -1.0, 1.0)
 
-    return bare_target(coordinates, host.log_density, start, host.hessian)
+    return bare_target(coordinates, host.log_density, starts_around(start, centre), host.hessian)
 
 
 class Host:
@@ -135,11 +137,28 @@ def _origin(dim: int, init: Any) -> np.ndarray:
     return origin.astype(jnp.result_type(float))
 
 
-def _check_starts(host: Host, origin: np.ndarray) -> None:
-    noise = np.random.default_rng(0).uniform(-1, 1, (20, host.dim))
+def _usable_start(host: Host, origin: np.ndarray) -> np.ndarray | None:
+    """A usable point, where few random starts are; raises where none is found.
+
+    The first tries lie around init, the further ones in (-2, 2)^dim, as Stan's. The host computes in double
+    precision, but what it finds has to be finite in that of the fit.
+    """
+    noise = np.random.default_rng(0).uniform(-1, 1, (TRIES.first, host.dim))
     noise[0] = 0.0
-    value, gradient = host.evaluate(origin[None] + noise)
-    if not np.isfinite(value).any():
-        raise InputError("The log-density is not finite at any of 20 starts; give an init where it is.")
-    if not (np.isfinite(value) & np.isfinite(gradient).all(axis=1)).any():
-        raise InputError("The log-density is finite, but its gradient is not at any of 20 starts.")
+    finite = False
+    for tried, points in (
+        (0, origin[None] + noise),
+        (TRIES.first, further_points(TRIES.most - TRIES.first, host.dim)),
+    ):
+        with np.errstate(over="ignore"):
+            value, gradient = (part.astype(origin.dtype) for part in host.evaluate(points.astype(float)))
+        usable = np.isfinite(value) & np.isfinite(gradient).all(axis=1)
+        if usable.any():
+            first = int(np.argmax(usable))
+            return points[first] if tried + first >= TRIES.few else None
+        finite = finite or bool(np.isfinite(value).any())
+    if finite:
+        raise InputError(f"The log-density is finite, but its gradient is not at any of {TRIES.most} starts.")
+    raise InputError(
+        f"The log-density is not finite at any of {TRIES.most} starts; give an init where it is."
+    )

@@ -11,7 +11,7 @@ from jaxtyping import Bool
 
 from dmvi._errors import InputError
 from dmvi.targets._arguments import Arguments, in_default_width, read_arguments
-from dmvi.targets._checks import explain_failure, find_start
+from dmvi.targets._checks import TRIES, explain_failure, find_start
 from dmvi.targets._dispatch import as_target
 from dmvi.targets._jax import bare_target, read_point
 from dmvi.targets._numpyro import probe_program, program_target, trial_points
@@ -237,5 +237,9 @@ def _faults(
                     as_target(lambda x, data=data: model(x, data), init=init)
             except InputError as error:
                 reason = str(error)
+            else:  # alone, a data set has more tries, and starts of its own
+                reason = (
+                    f"{reason[:-1]} among the {TRIES.first} that data sets share; fit it alone, by dmvi.fit."
+                )
         faults[int(i)] = reason
     return faults

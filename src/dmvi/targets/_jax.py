@@ -10,10 +10,10 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from dmvi._compile import quick_options
 from dmvi._errors import InputError
-from dmvi.targets._checks import NUM_STARTS, check_search, explain_failure, find_start
+from dmvi.targets._checks import TRIES, check_search, explain_failure
 from dmvi.targets._coordinates import Coordinates
+from dmvi.targets._starts import further_points, look_for_start, settle, starts_around
 from dmvi.targets._target import Batch, Target
 
 Density = Callable[[Array, dict[str, Array], Batch], Array]
@@ -41,17 +41,19 @@ def from_log_density(log_density: Callable[[Any], ArrayLike], init: Any) -> Targ
         raise InputError(f"The log-density has to be a function, got a {type(log_density).__name__}.")
     point = read_point(init)
     density = point.density(log_density)
+
+    def alone(xi: Array) -> tuple[Array, Array]:
+        return density(xi, {}, None), jnp.zeros((0,), int)
+
     try:
-        with jax.default_matmul_precision("highest"):
-            search = jax.jit(find_start, static_argnums=(0, 2), compiler_options=quick_options())(
-                lambda xi: (density(xi, {}, None), jnp.zeros((0,), int)), point.trial_points(), 0
-            )
+        starts = np.asarray(point.trial_points())
+        found = settle(look_for_start(alone, starts, 0), starts, point.further_points, alone)
     except InputError:
         raise
     except Exception as error:  # whatever the user's own code raises is told as a fault of function or init
         raise explain_failure(error, log_density, "init", point.leaves) from error
-    check_search(search)
-    return bare_target(point.coordinates, density, point.start)
+    check_search(found.search, double_only=found.double_only)
+    return bare_target(point.coordinates, density, starts_around(point.start, found.centre))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +90,19 @@ class Point:
 
     def trial_points(self) -> Array:
         """Starts for the check, init first; from NumPy, as compiling JAX's generator takes longer."""
-        generator = np.random.default_rng(0)
-        distance = 10.0 ** -generator.uniform(0.0, 2.0, (NUM_STARTS, 1))
-        distance[0] = 0.0
-        directions = generator.standard_normal((NUM_STARTS, self.origin.size))
-        return jnp.asarray((np.asarray(self.origin)[None] + distance * directions).astype(self.origin.dtype))
+        points = self._scattered(TRIES.first, seed=0)
+        points[0] = self.origin
+        return jnp.asarray(points.astype(self.origin.dtype))
+
+    def further_points(self, count: int) -> np.ndarray:
+        """Starts where those of the check are unusable: of (-2, 2)^dim, as Stan's, and around init."""
+        return further_points(count, self.origin.size, lambda number: self._scattered(number, seed=2))
+
+    def _scattered(self, count: int, seed: int) -> np.ndarray:
+        generator = np.random.default_rng(seed)
+        distance = 10.0 ** -generator.uniform(0.0, 2.0, (count, 1))
+        directions = generator.standard_normal((count, self.origin.size))
+        return np.asarray(self.origin)[None] + distance * directions
 
 
 def read_point(init: Any) -> Point:

@@ -12,14 +12,13 @@ from jaxtyping import Array, PRNGKeyArray
 from dmvi._compile import quick_options
 from dmvi._errors import InputError
 from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
-from dmvi.targets._checks import NUM_STARTS, Search, check_search, explain_failure, find_start
+from dmvi.targets._checks import TRIES, Search, check_search, explain_failure, find_start
 from dmvi.targets._numpyro_predictive import constant_data, predictive
 from dmvi.targets._numpyro_program import Program, trace_prior
 from dmvi.targets._numpyro_sites import Sites, read_sites, unconstrained_param
+from dmvi.targets._starts import Found, further_points, settle, starts_around, uniform_points
 from dmvi.targets._subsets import draw_without_replacement
 from dmvi.targets._target import Batch, Target
-
-RADIUS = 2.0  # starts are uniform in (-2, 2)^dim, as NumPyro's own
 
 
 def from_numpyro(model: Callable, args: tuple = (), data: dict[str, Any] | None = None) -> Target:
@@ -38,7 +37,8 @@ def from_numpyro(model: Callable, args: tuple = (), data: dict[str, Any] | None 
         data: keyword arguments of the model, usually the data.
 
     Returns:
-        The target, checked: its density and gradient are finite at some random start.
+        The target, checked: its density and gradient are finite at some random start, a draw of the prior,
+        or uphill of one of these.
 
     Raises:
         InputError: if arguments and model do not fit, a latent is discrete or inside a
@@ -58,10 +58,11 @@ def from_numpyro(model: Callable, args: tuple = (), data: dict[str, Any] | None 
         raise
     except Exception as error:  # whatever a user's own code raises is told as a fault of model or data
         raise explain_failure(error, model, "data", arguments.named) from error
-    check_probe(program, probe, describe_nonfinite(arguments.named))
+    found = settle_probe(program, probe)
+    check_probe(program, probe, found, describe_nonfinite(arguments.named))
     # Constants of a model may come back in the width JAX first met them in, whatever it is set to now.
     observed = {name: np.asarray(v, canonicalize_dtype(v.dtype)) for name, v in probe.observed.items()}
-    return program_target(program, probe.params, observed, constant_data(program, observed))
+    return program_target(program, probe.params, observed, constant_data(program, observed), found.centre)
 
 
 class Probe(NamedTuple):
@@ -91,24 +92,44 @@ def probe_program(model: Callable, arguments: Arguments) -> tuple[Program, Probe
 
 
 def trial_points(sites: Sites) -> Array:
-    """Starts for the check, from NumPy: compiling JAX's generator takes longer than the rest of the check."""
-    shape = (NUM_STARTS, sites.coordinates.dim)
-    return jnp.asarray(np.random.default_rng(0).uniform(-RADIUS, RADIUS, shape), jnp.result_type(float))
+    """Starts for the first check, in order."""
+    return jnp.asarray(uniform_points(TRIES.first, sites.coordinates.dim, seed=0), jnp.result_type(float))
 
 
-def check_probe(program: Program, probe: Probe, bad_data: dict[str, str]) -> None:
+def settle_probe(program: Program, probe: Probe) -> Found:
+    """The start of the first check, or one that is looked for further, draws of the prior among the tries."""
+
+    def prior(count: int) -> np.ndarray:
+        keys = jax.random.split(jax.random.key(1), count)
+        draws = jax.jit(
+            jax.vmap(lambda key: program.prior(key, probe.params)), compiler_options=quick_options()
+        )
+        return np.asarray(draws(keys))
+
+    def more(count: int) -> np.ndarray:
+        return further_points(count, program.sites.coordinates.dim, prior)
+
+    def density(xi: Array) -> tuple[Array, Array]:
+        return program.probe(xi, probe.params)
+
+    return settle(probe.search, np.asarray(trial_points(program.sites)), more, density)
+
+
+def check_probe(program: Program, probe: Probe, found: Found, bad_data: dict[str, str]) -> None:
     """Raise an InputError that says why no start is usable, if none is."""
     for name, value in probe.params.items():
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(value)):
             raise InputError(
                 f"Param site {name!r} starts outside its constraint or at its edge; change its init_value."
             )
-    if probe.search.usable:
+    search = found.search
+    if search.usable:
         return
     finite = jax.jit(jax.vmap(lambda xi: program.is_finite(xi, probe.params)))(trial_points(program.sites))
     nonfinite = [name for name, is_finite in finite.items() if not is_finite.any()]
-    counts = zip(program.sites.observed, probe.search.outside, strict=True)
-    check_search(probe.search, {name: int(n) for name, n in counts if n}, nonfinite, bad_data)
+    counts = zip(program.sites.observed, search.outside, strict=True)
+    outside = {name: int(n) for name, n in counts if n}
+    check_search(search, outside, nonfinite, bad_data, double_only=found.double_only)
 
 
 def program_target(
@@ -116,9 +137,21 @@ def program_target(
     params: dict[str, Any],
     observed: Mapping[str, np.ndarray],
     constant: Mapping[str, np.ndarray],
+    centre: np.ndarray | None = None,
 ) -> Target:
-    """The target of a program; its arguments may be traced."""
-    sites = program.sites
+    """The target of a program; its arguments may be traced.
+
+    Args:
+        program: the model with its arguments.
+        params: its generative parameters, unconstrained.
+        observed: values of its observed sites.
+        constant: data that are not random variables.
+        centre: a usable point, where few random starts are.
+    """
+    sites, radius = program.sites, TRIES.radius
+
+    def uniform(key: PRNGKeyArray) -> Array:
+        return jax.random.uniform(key, (sites.coordinates.dim,), minval=-radius, maxval=radius)
 
     def draw_batch(key: PRNGKeyArray) -> Batch:
         keys = jax.random.split(key, len(sites.plates))
@@ -139,7 +172,7 @@ def program_target(
         _constrain=program.constrain,
         _constrain_params=jax.jit(program.constrain_params),
         _log_likelihood=program.log_likelihood,
-        _start=lambda key: jax.random.uniform(key, (sites.coordinates.dim,), minval=-RADIUS, maxval=RADIUS),
+        _start=starts_around(uniform, centre),
         _draw_batch=draw_batch if sites.plates else lambda key: None,
         _unpack=sites.coordinates.split,
         constant=constant,

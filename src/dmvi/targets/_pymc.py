@@ -13,10 +13,11 @@ import pymc
 import pytensor
 import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
+from pymc.initial_point import make_initial_point_fn
 from pymc.util import is_transformed_name
 
 from dmvi._errors import InputError
-from dmvi.targets._checks import NUM_STARTS, check_search, explain_failure, find_start
+from dmvi.targets._checks import TRIES, check_search, explain_failure
 from dmvi.targets._coordinates import Coordinates
 from dmvi.targets._pymc_graph import (
     Function,
@@ -27,6 +28,7 @@ from dmvi.targets._pymc_graph import (
     total_size,
     value_of,
 )
+from dmvi.targets._starts import Found, further_points, look_for_start, settle, starts_around
 from dmvi.targets._subsets import draw_without_replacement
 from dmvi.targets._target import Batch, Target
 
@@ -48,15 +50,13 @@ def from_pymc(model: pymc.Model) -> Target:
     try:
         with pytensor.config.change_flags(mode="FAST_COMPILE"):  # small graphs, each run once
             program = _read(model)
-        search = jax.jit(find_start, static_argnums=(0, 2))(
-            lambda xi: (program.log_density(xi, {}, None), jnp.zeros((0,), int)), _starts(program.origin), 0
-        )
+        found = _settled(model, program)
     except InputError:
         raise
     except Exception as error:  # whatever a model's own graph raises is told as a fault of the model
         raise explain_failure(error, from_pymc, "data", program_data(model)) from error
-    check_search(search)
-    return _as_target(model, program)
+    check_search(found.search, double_only=found.double_only)
+    return _as_target(model, program, found.centre)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ def _read(model: pymc.Model) -> _Program:
     )
 
 
-def _as_target(model: pymc.Model, program: _Program) -> Target:
+def _as_target(model: pymc.Model, program: _Program, centre: np.ndarray | None) -> Target:
     origin = jnp.asarray(program.origin)
     observed = {str(rv.name): _observed(model.rvs_to_values[rv]) for rv in _observed_variables(model)}
     minibatches = {part.minibatch.name: part.minibatch for part in program.parts.values() if part.minibatch}
@@ -197,7 +197,7 @@ def _as_target(model: pymc.Model, program: _Program) -> Target:
         _constrain=program.constrain,
         _constrain_params=lambda params: {},
         _log_likelihood=program.log_likelihood,
-        _start=start,
+        _start=starts_around(start, centre),
         _draw_batch=draw_batch if minibatches else lambda key: None,
         _unpack=program.coordinates.split,
         _export=as_inference_data,
@@ -218,11 +218,33 @@ def _check_free(model: pymc.Model) -> None:
             )
 
 
-def _starts(origin: np.ndarray) -> Array:
+def _settled(model: pymc.Model, program: _Program) -> Found:
+    """A usable start: near PyMC's initial point, of (-2, 2)^dim, or a draw of the prior."""
+
+    def density(xi: Array) -> tuple[Array, Array]:
+        return program.log_density(xi, {}, None), jnp.zeros((0,), int)
+
+    def more(count: int) -> np.ndarray:
+        return further_points(count, program.origin.size, lambda number: _prior_points(model, number))
+
+    starts = _starts(program.origin)
+    return settle(look_for_start(density, starts, 0), starts, more, density)
+
+
+def _starts(origin: np.ndarray) -> np.ndarray:
     """Starts for the check, PyMC's initial point first."""
-    noise = np.random.default_rng(0).uniform(-RADIUS, RADIUS, (NUM_STARTS, origin.size))
+    noise = np.random.default_rng(0).uniform(-RADIUS, RADIUS, (TRIES.first, origin.size))
     noise[0] = 0.0
-    return jnp.asarray((origin[None] + noise).astype(origin.dtype))
+    return (origin[None] + noise).astype(origin.dtype)
+
+
+def _prior_points(model: pymc.Model, count: int) -> np.ndarray:
+    """Draws of the prior in PyMC's transformed coordinates."""
+    prior: Any = dict.fromkeys(model.free_RVs, "prior")  # over any initval
+    draw = make_initial_point_fn(model=model, overrides=prior, jitter_rvs=set())
+    points = [draw(seed) for seed in range(count)]
+    values = [model.rvs_to_values[rv].name for rv in model.free_RVs]
+    return np.array([np.concatenate([np.ravel(point[name]) for name in values]) for point in points])
 
 
 def _observed_variables(model: pymc.Model) -> list[Any]:

@@ -31,7 +31,7 @@ from dmvi._errors import InputError
 from dmvi._team import ALONE, Message, Team
 from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
 from dmvi.targets._checks import explain_failure
-from dmvi.targets._numpyro import check_probe, probe_program, program_target
+from dmvi.targets._numpyro import check_probe, probe_program, program_target, settle_probe
 from dmvi.targets._numpyro_predictive import predictive
 from dmvi.targets._numpyro_program import Program
 from dmvi.targets._numpyro_sites import Sites, log_prob
@@ -272,7 +272,8 @@ def _target(
 
     held = {name: jnp.asarray(values) for name, values in reference.items()}
     read, probe = probe_program(model, program(held, None).arguments)
-    check_probe(read, probe, describe_nonfinite(reference))
+    start = settle_probe(read, probe)
+    check_probe(read, probe, start, describe_nonfinite(reference))
     sites = read.sites
     few = {name: values[: max(1, min(batch_size, len(values) // 2))] for name, values in held.items()}
     _check_sites(sites, probe_program(model, program(few, None).arguments)[0].sites)
@@ -286,7 +287,7 @@ def _target(
         return value - _total(found), found
 
     def bind(data: dict[str, Any]) -> Target:
-        plain = program_target(program(data["rows"], sites), {}, {}, {})
+        plain = program_target(program(data["rows"], sites), {}, {}, {}, start.centre)
         return dataclasses.replace(
             plain,
             _log_density=lambda xi, params, batch: _estimate(

@@ -9,11 +9,10 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from dmvi._errors import InputError
-from dmvi.targets._checks import NUM_STARTS, check_search, explain_failure, find_start
+from dmvi.targets._checks import TRIES, check_search, explain_failure
 from dmvi.targets._coordinates import Coordinates
+from dmvi.targets._starts import further_points, look_for_start, settle, starts_around, uniform_points
 from dmvi.targets._target import Batch, Target
-
-RADIUS = 2.0  # starts are uniform in (-2, 2)^dim
 
 
 def from_tfp(pinned: Any) -> Target:
@@ -33,14 +32,14 @@ def from_tfp(pinned: Any) -> Target:
     """
     try:
         program = _Program(pinned)
-        search = jax.jit(find_start, static_argnums=(0, 2))(
-            lambda xi: (program.log_density(xi, {}, None), jnp.zeros((0,), int)), program.starts(), 0
-        )
+        starts = uniform_points(TRIES.first, program.coordinates.dim, seed=0)
+        search = look_for_start(program.alone, starts, 0)
+        found = settle(search, starts, program.further_points, program.alone)
     except InputError:
         raise
     except Exception as error:  # whatever the joint's own code raises is told as a fault of the model
         raise explain_failure(error, from_tfp, "data", _pins(pinned)) from error
-    check_search(search)
+    check_search(found.search, double_only=found.double_only)
     observed = _pins(pinned)
     return Target(
         dim=program.coordinates.dim,
@@ -54,7 +53,7 @@ def from_tfp(pinned: Any) -> Target:
         _constrain=program.constrain,
         _constrain_params=lambda params: {},
         _log_likelihood=program.log_likelihood,
-        _start=program.start,
+        _start=starts_around(program.start, found.centre),
         _draw_batch=lambda key: None,
         _unpack=program.coordinates.split,
         _prior=program.prior,
@@ -105,12 +104,18 @@ class _Program:
 
     def start(self, key: PRNGKeyArray) -> Array:
         """A point of (-2, 2)^dim."""
-        return jax.random.uniform(key, (self.coordinates.dim,), minval=-RADIUS, maxval=RADIUS)
+        return jax.random.uniform(key, (self.coordinates.dim,), minval=-TRIES.radius, maxval=TRIES.radius)
 
-    def starts(self) -> Array:
-        """Starts for the check, from NumPy."""
-        shape = (NUM_STARTS, self.coordinates.dim)
-        return jnp.asarray(np.random.default_rng(0).uniform(-RADIUS, RADIUS, shape), jnp.result_type(float))
+    def alone(self, xi: Array) -> tuple[Array, Array]:
+        """log pi(xi) in the form in which starts are looked for."""
+        return self.log_density(xi, {}, None), jnp.zeros((0,), int)
+
+    def further_points(self, count: int) -> np.ndarray:
+        """Further starts: of (-2, 2)^dim and draws of the prior."""
+        draw = jax.jit(jax.vmap(lambda key: self.prior(key, {})))
+        return further_points(
+            count, self.coordinates.dim, lambda number: draw(jax.random.split(jax.random.key(1), number))
+        )
 
 
 def _check(pinned: Any, names: list[str]) -> None:
