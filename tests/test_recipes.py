@@ -16,6 +16,9 @@ DIM = 5
 RECIPES = {
     "diffusion": dmvi.DiffusionGuide(network=dmvi.Projected(rank=2, width=8)),
     "triangular": dmvi.DiffusionGuide(network=dmvi.Triangular(width=3)),
+    "sparse bends": dmvi.DiffusionGuide(
+        steps=6, network=dmvi.Stacked(dmvi.Projected(rank=2, width=8), dmvi.SparseBends(width=3), 2)
+    ),
     "grown": dmvi.DiffusionGuide(
         network=dmvi.Stacked(
             dmvi.Triangular(), dmvi.Stacked(dmvi.Projected(rank=2, width=8), dmvi.Triangular()), 2

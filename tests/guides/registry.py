@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import multivariate_normal, norm
 
-from dmvi.diffusion import MLP, Projected, Stacked, Triangular
+from dmvi.diffusion import MLP, Projected, SparseBends, Stacked, Triangular
 from dmvi.guides import (
     ChainGuide,
     Diffusion,
@@ -83,6 +83,14 @@ def recipes(dim: int = DIM) -> dict[str, GuideRecipe]:
                 Triangular(width=3), Projected(rank=2, scale_rank=1, width=8, scale_width=6), late_steps=2
             ),
         ),
+        "sparse bends": DiffusionGuide(
+            steps=5,
+            network=Stacked(
+                Projected(rank=2, scale_rank=1, width=8, scale_width=6),
+                SparseBends(width=3, parents=2),
+                late_steps=3,
+            ),
+        ),
         "mlp, order 1": DiffusionGuide(steps=4, order=1, network=small),
         "mlp, order 2": DiffusionGuide(steps=3, order=2, network=small),
         "mlp, order 3": DiffusionGuide(steps=2, order=3, network=small),
@@ -131,8 +139,13 @@ def perturbed(tree: Any, *, size: float = 0.15, seed: int = 0) -> Any:
 
 
 def untrained(name: str) -> Guide:
-    """The guide as its recipe builds it."""
-    return recipes()[name].build(base(name), key=jr.key(1))
+    """The guide as its recipe builds it, having seen draws in which two coordinates drive the third."""
+    u = np.random.default_rng(4).normal(size=(400, DIM))
+    r = np.stack(
+        [0 * u[:, 0], 0.2 * u[:, 0] * u[:, 2], 0.5 * u[:, 0] * u[:, 2] + 0.4 * (u[:, 1] ** 2 - 1)], 1
+    )
+    guide = recipes()[name].build(base(name), key=jr.key(1))
+    return guide.driven(jnp.asarray(u, float), jnp.asarray(r, float))
 
 
 def trained_like(name: str) -> Guide:

@@ -1,19 +1,21 @@
 r"""The flow of sparse bends: every coordinate has a small network of its few strongest drivers.
 
-In hierarchies a few coordinates set the scales and means of many others, and these differ from a Gaussian each
-in its own way. Drivers are measured at the base (`_drivers.py`) and coordinates get levels by strength. A
-step bends each coordinate monotonically (`_sinh_arcsinh.py`) by four functions of its parents, which stand at
-lower levels,
+In hierarchies a few coordinates set the scales and means of many others, and each of these differs from a
+Gaussian in its own way. Drivers are measured at the base (`_drivers.py`), and coordinates get levels by their
+strength as drivers. A step bends each coordinate monotonically (`_sinh_arcsinh.py`) by four functions of its
+parents, which are drivers at lower levels,
 
-    x_i = W_i u_{pa(i)} + b_i,   (s, m, d, e)_i = B tanh((O_i g(x_i) / sqrt(width) + c_i) / B)   (m: not bounded),
+    x_i = W_i u_pa(i) + b_i,   (s, m, d, e)_i = B tanh((O_i g(x_i) / sqrt(width) + c_i) / B)
 
-so that its Jacobian is triangular in the levels with a positive diagonal: no step can fold, and
-log |det du'/du| is the sum of the log-slopes. With N the part off the diagonal, N^levels = 0. Every `TURN`-th
-step takes the levels the other way round, so that the drivers bend too.
+(m is not bounded), so that its Jacobian J is triangular in the levels with a positive diagonal: no step can
+fold, and log |det J| is the sum of the log-slopes. With N the part of J off the diagonal, N^levels = 0. Some
+steps take the levels the other way round, so that drivers are bent by what they drive.
 
-The score of own draws solves y J = G - grad log |det J| level by level. At most 62 coordinates stand at levels
-other than the last, so the last level is one division, and the others are a few products of a matrix of that
-size. A step costs O(dim parents width).
+The score of own draws solves y J = G - grad log |det J| level by level. Few coordinates are not at the last
+level: that one is a single division, and the others are products with a matrix of their size.
+
+Parents lie among these few, so W is also kept as a matrix of all coordinates by all drivers: one large matrix
+product is as quick on a processor as gathering and scattering the few entries that are not zero.
 """
 
 from typing import NamedTuple
@@ -23,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi.diffusion._drivers import Drivers, DriverSettings
@@ -34,36 +36,45 @@ from dmvi.diffusion._sinh_arcsinh import BendJet, Bends, bounded
 
 
 class Knot(NamedTuple):
-    """One step: its weights, zero where there is no parent, and its parents."""
+    """One step: its weights, zero where there is no parent.
 
-    first: Float[Array, "parents width dim"]
+    `first` is W by drivers, `back` that of drivers by their parents when levels are taken the other way.
+    """
+
+    first: Float[Array, "drivers width*dim"]
+    back: Float[Array, "parents width drivers"]
     bias: Float[Array, "width dim"]
     out: Float[Array, "4 width dim"]
     out_bias: Float[Array, "4 dim"]
-    parents: Int[Array, "parents dim"]
     backward: Bool[Array, ""]
 
-    def inputs(self, u: Float[Array, " dim"]) -> Float[Array, "parents dim"]:
-        """u_{pa(i)}."""
-        return u[self.parents]
-
-    def inner(self, inputs: Float[Array, "parents dim"]) -> Float[Array, "width dim"]:
+    def inner(self, inputs: "Inputs", drivers: Drivers) -> Float[Array, "width dim"]:
         """x = W u_pa + b."""
-        return jnp.sum(self.first * inputs[:, None], axis=0) + self.bias
+        ahead = (inputs.ahead @ self.first).reshape(self.bias.shape)
+        back = jnp.sum(self.back * inputs.back[:, None], axis=0)
+        return (ahead + self.bias).at[:, drivers.strongest].add(back)
 
     def bends(self, h: Float[Array, "width dim"]) -> tuple[Bends, Float[Array, "4 dim"]]:
         """(s, m, d, e) from the hidden units, and the slopes of their bounds."""
         return bounded(jnp.sum(self.out * h[None], axis=1) + self.out_bias)
 
-    def pulled(self, of_bends: Float[Array, "4 dim"], slope: Float[Array, "width dim"]) -> Array:
-        """Derivatives by x from those by what bends are made of."""
-        return jnp.sum(of_bends[:, None] * self.out, axis=0) * slope
+
+class Inputs(NamedTuple):
+    """u at the drivers, and at the parents of the drivers when levels are taken the other way round."""
+
+    ahead: Float[Array, " drivers"]
+    back: Float[Array, "parents drivers"]
+
+
+def inputs_of(drivers: Drivers, u: Float[Array, " dim"]) -> Inputs:
+    """What the networks see."""
+    return Inputs(u[drivers.strongest], u[drivers.back])
 
 
 class Jet(NamedTuple):
     """What a step makes of u, with derivatives by what its bends are made of."""
 
-    inputs: Float[Array, "parents dim"]
+    inputs: Inputs
     h: Float[Array, "width dim"]
     slope: Float[Array, "width dim"]
     bend: BendJet
@@ -71,27 +82,27 @@ class Jet(NamedTuple):
     of_slope: Float[Array, "4 dim"]
 
 
-def jet(knot: Knot, u: Float[Array, " dim"]) -> Jet:
+def jet(knot: Knot, drivers: Drivers, u: Float[Array, " dim"]) -> Jet:
     """The step at u."""
-    inputs = knot.inputs(u)
-    h, slope, _ = gelu_jet(knot.inner(inputs))
+    inputs = inputs_of(drivers, u)
+    h, slope, _ = gelu_jet(knot.inner(inputs, drivers))
     bends, bounds = knot.bends(h)
     bend = bends.jet(u)
     return Jet(inputs, h, slope, bend, bend.of_image * bounds, bend.of_slope * bounds)
 
 
 @jax.custom_jvp
-def bent(knot: Knot, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
-    """u', whose derivatives are products that sum over draws at once where many are taken side by side."""
-    return knot.bends(gelu(knot.inner(knot.inputs(u))))[0].image_of(u)
+def bent(knot: Knot, drivers: Drivers, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
+    """u'; its derivative is written out so that, over draws side by side, weights' are matrix products."""
+    return knot.bends(gelu(knot.inner(inputs_of(drivers, u), drivers)))[0].image_of(u)
 
 
 @bent.defjvp
-def _(primals, tangents):
-    (knot, u), (of_knot, of_u) = primals, tangents
-    here = jet(knot, u)
-    inner = jnp.sum(knot.first * of_u[knot.parents][:, None], axis=0) + of_knot.bias
-    inner = inner + jnp.einsum("mhi,mi->hi", of_knot.first, here.inputs)
+def _bent_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    (knot, drivers, u), (of_knot, _, of_u) = primals, tangents
+    here = jet(knot, drivers, u)
+    inner = knot._replace(bias=of_knot.bias).inner(inputs_of(drivers, of_u), drivers)
+    inner = inner + of_knot._replace(bias=jnp.zeros_like(inner)).inner(here.inputs, drivers)
     bends = jnp.sum(knot.out * (here.slope * inner)[None], axis=1) + of_knot.out_bias
     bends = bends + jnp.einsum("chi,hi->ci", of_knot.out, here.h)
     return here.bend.image, jnp.exp(here.bend.log_slope) * of_u + jnp.sum(here.of_image * bends, axis=0)
@@ -110,77 +121,92 @@ class SparseBendsFlow(SteppedFlow):
 
     def __init__(self, dim: int, recipe: "SparseBends", steps: int, *, key: PRNGKeyArray):
         self.drivers = Drivers.none(dim, recipe.parents, DriverSettings())
-        parents, width = self.drivers.parents.shape[1], recipe.width
+        parents, width = self.drivers.places.shape[0], recipe.width
         self.first = initial_weights(jr.fold_in(key, 0), (steps, parents, width, dim), recipe.spread)
         self.bias = initial_weights(jr.fold_in(key, 1), (steps, width, dim), recipe.spread)
         self.out, self.out_bias = zeros(steps, 4, width, dim), zeros(steps, 4, dim)
         self.steps, self.turn = steps, recipe.turn
+
+    @property
+    def wants_drivers(self) -> bool:
+        return True
 
     def driven(self, u, r):
         return eqx.tree_at(lambda flow: flow.drivers, self, self.drivers.measured(u, r))
 
     def knots(self):
         backward = np.arange(self.steps) % self.turn == self.turn // 2
-        way = backward.astype(int)
-        first = jnp.where(self.drivers.lower()[way][:, :, None], self.first, 0.0)
-        out = self.out / np.sqrt(self.bias.shape[1])
-        return Knot(first, self.bias, out, self.out_bias, self.drivers.parents[way], jnp.asarray(backward))
+        strongest, dim = self.drivers.strongest, self.drivers.dim
+        lower, higher = self.drivers.lower()
+        ahead = jnp.where(lower[None, :, None] & ~backward[:, None, None, None], self.first, 0.0)
+        back = self.first[..., strongest]
+        back = jnp.where(higher[None, :, None] & backward[:, None, None, None], back, 0.0)
+        steps, _, width, _ = self.first.shape
+        of_drivers = jnp.zeros((steps, strongest.shape[0], width, dim), ahead.dtype)
+        columns = jnp.broadcast_to(jnp.arange(dim)[None], self.drivers.places.shape)
+        of_drivers = of_drivers.at[:, self.drivers.places, :, columns].add(ahead.transpose(1, 3, 0, 2))
+        of_drivers = of_drivers.reshape(steps, -1, width * dim)
+        out = self.out / np.sqrt(width)
+        return Knot(of_drivers, back, self.bias, out, self.out_bias, jnp.asarray(backward))
 
     def step(self, knot, u, key=None):
-        return bent(knot, u)
+        return bent(knot, self.drivers, u)
 
     def step_density(self, knot, u):
-        bends, _ = knot.bends(gelu(knot.inner(knot.inputs(u))))
+        bends, _ = knot.bends(gelu(knot.inner(inputs_of(self.drivers, u), self.drivers)))
         w = bends.angle(u)
         return bends.image(w), jnp.sum(bends.log_slopes(u, w))
 
     def step_score(self, knot, u, score, key=None):
-        here = jet(knot, u)
-        right, slopes = score - here.bend.gradient, jnp.exp(here.bend.log_slope)
-        right, solved = self._solve_drivers(knot, here, right, right / slopes)
-        y = (right / slopes).at[self.drivers.strongest].set(solved)
+        """Solves y J = right - q W, where q, the derivative of log-slopes and y J by x, holds y itself."""
+        here, strongest = jet(knot, self.drivers, u), self.drivers.strongest
+        slopes, right = jnp.exp(here.bend.log_slope), score - here.bend.gradient
+        # At the last level y is right at once when levels are taken in their order; else it drives nothing.
+        q = _pulled(knot.out, here.slope, here.of_slope + (right / slopes)[None] * here.of_image)
+        last = jnp.ones(u.shape, bool).at[strongest].set(False)
+        from_last = jnp.where(last[None], q, 0.0).ravel() @ knot.first.T
+        y, from_drivers = self._among_drivers(knot, here, right[strongest] - from_last)
+        right = right - jnp.zeros_like(right).at[self.drivers.back].add(from_drivers)
+        y = (right / slopes).at[strongest].set(y)
         return Moved(here.bend.image, jnp.sum(here.bend.log_slope), y)
 
-    def _solve_drivers(self, knot: Knot, here: Jet, right: Array, y: Array) -> tuple[Array, Array]:
-        """The right side less what drivers have to do with others, and y at the drivers.
+    def _among_drivers(
+        self, knot: Knot, here: Jet, right: Float[Array, " drivers"]
+    ) -> tuple[Float[Array, " drivers"], Float[Array, "parents drivers"]]:
+        """y at the drivers, level by level, and what they owe to their parents the other way round."""
+        at = self.drivers.strongest
+        same = self.drivers.back[:, :, None] == at[None, None]
+        among = jnp.einsum("mhi,mij->hij", knot.back, same.astype(right.dtype))
+        ahead = knot.first.reshape(-1, *knot.bias.shape)[:, :, at]
+        among = (among + ahead.transpose(1, 2, 0)).reshape(-1, at.shape[0])
+        out, slope, slopes = knot.out[..., at], here.slope[:, at], jnp.exp(here.bend.log_slope[at])
+        of_image, of_slope = here.of_image[:, at], here.of_slope[:, at]
 
-        y_j J_jj = right_j - sum_{i != j} q_i W_ij, where q is the derivative of log-slopes and y J by x. At the
-        last level y is right at once when levels are taken in their order.
-        """
-        dim, strongest = u_dim(right), self.drivers.strongest
-        q = knot.pulled(here.of_slope + y[None] * here.of_image, here.slope)
-        last = jnp.ones(dim, bool).at[strongest].set(False)
-        from_last = jnp.where(last[None], jnp.sum(knot.first * q[None], axis=1), 0.0)
-        right = right - jnp.zeros_like(right).at[knot.parents].add(from_last)
-        rows = jax.tree.map(lambda leaf: leaf[..., strongest], knot._replace(backward=last))
-        of_image, of_slope = here.of_image[:, strongest], here.of_slope[:, strongest]
-        slope, slopes = here.slope[:, strongest], jnp.exp(here.bend.log_slope[strongest])
-        among = self._among(rows)
-        y = right[strongest] / slopes
-        for _ in range(self.drivers.last_level - 1):
-            q = rows.pulled(of_slope + y[None] * of_image, slope)
-            y = (right[strongest] - jnp.einsum("hi,hij->j", q, among)) / slopes
-        q = rows.pulled(of_slope + y[None] * of_image, slope)
-        from_drivers = jnp.sum(rows.first * q[None], axis=1)
-        return right - jnp.zeros_like(right).at[rows.parents].add(from_drivers), y
+        def once(_: int, y: Array) -> Array:
+            q = _pulled(out, slope, of_slope + y[None] * of_image)
+            return (right - q.ravel() @ among) / slopes
 
-    def _among(self, rows: Knot) -> Float[Array, "width drivers drivers"]:
-        """W of drivers by drivers."""
-        same = rows.parents[:, :, None] == self.drivers.strongest[None, None]
-        return jnp.einsum("mhi,mij->hij", rows.first, same.astype(rows.first.dtype))
+        y = jax.lax.fori_loop(0, self.drivers.last_level - 1, once, right / slopes)
+        q = _pulled(out, slope, of_slope + y[None] * of_image)
+        return y, jnp.sum(knot.back * q[None], axis=1)
 
     def step_inverse(self, knot, u):
-        level = self.drivers.levels()
-        level = jnp.where(knot.backward, self.drivers.last_level - level, level)
-        image, u = u, jnp.zeros_like(u)
-        for here in range(self.drivers.last_level + 1):
-            bends, _ = knot.bends(gelu(knot.inner(knot.inputs(u))))
-            u = jnp.where(level == here, bends.inverse(image), u)
-        return u
+        level, last = self.drivers.levels(), self.drivers.last_level
+        level = jnp.where(knot.backward, last - level, level)
+
+        def place(here: int, placed: Array) -> Array:
+            inner = knot.inner(inputs_of(self.drivers, placed), self.drivers)
+            return jnp.where(level == here, knot.bends(gelu(inner))[0].inverse(u), placed)
+
+        # Coordinates not yet placed do not matter to those before them, as long as they are finite.
+        return jax.lax.fori_loop(0, last + 1, place, jnp.zeros_like(u))
 
 
-def u_dim(u: Array) -> int:
-    return u.shape[-1]
+def _pulled(
+    out: Float[Array, "4 width rows"], slope: Float[Array, "width rows"], of_bends: Float[Array, "4 rows"]
+) -> Float[Array, "width rows"]:
+    """Derivatives by x, from those by what bends are made of."""
+    return jnp.sum(of_bends[:, None] * out, axis=0) * slope
 
 
 class SparseBends(FlowRecipe):

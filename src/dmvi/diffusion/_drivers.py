@@ -41,8 +41,8 @@ class DriverSettings:
     block: int = 512
 
     def counts(self, dim: int) -> tuple[int, ...]:
-        """Coordinates up to each level but the last; none where one coordinate stands alone."""
-        return tuple(count for count in self.levels if count < dim) or (1,) * (dim > 1)
+        """Coordinates up to each level but the last."""
+        return tuple(count for count in self.levels if count < dim) or (1,)
 
     def of_ranks(self, dim: int) -> Int[np.ndarray, " drivers"]:
         """Level of each driver, by rank."""
@@ -51,63 +51,70 @@ class DriverSettings:
 
 
 class Drivers(eqx.Module):
-    """Which coordinates drive which; none of it is trained, and shapes depend on dimension and settings alone.
+    """Which coordinates drive which. None of it is trained; shapes depend on dimension and settings alone.
 
     Attributes:
         strongest: coordinates at all levels but the last, by falling strength.
-        parents: drivers of each coordinate at lower levels, then those at higher levels, which are its
-            parents when levels are taken the other way round.
+        places: parents of each coordinate as places in `strongest`.
         found: which of these there are.
+        back: parents of `strongest` when the levels are taken the other way round, which lie anywhere.
+        found_back: which of these there are.
     """
 
     strongest: Int[Array, " drivers"]
-    parents: Int[Array, "2 parents dim"]
-    found: Bool[Array, "2 parents dim"]
+    places: Int[Array, "parents dim"]
+    found: Bool[Array, "parents dim"]
+    back: Int[Array, "parents drivers"]
+    found_back: Bool[Array, "parents drivers"]
     settings: DriverSettings = eqx.field(static=True)
 
     @staticmethod
     def none(dim: int, parents: int, settings: DriverSettings) -> "Drivers":
         """Nothing measured: no coordinate has parents."""
-        strongest = np.arange(len(settings.of_ranks(dim)), dtype=np.int32)
-        shape = (2, min(parents, max(dim - 1, 1)), dim)
-        empty = np.zeros(shape, np.int32), np.zeros(shape, bool)
-        return Drivers(*(jax.device_put(array) for array in (strongest, *empty)), settings)
+        drivers, most = len(settings.of_ranks(dim)), min(parents, max(dim - 1, 1))
+        arrays = [np.arange(drivers, dtype=np.int32)]
+        for rows in (dim, drivers):
+            arrays += [np.zeros((most, rows), np.int32), np.zeros((most, rows), bool)]
+        return Drivers(*(jax.device_put(array) for array in arrays), settings)
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        return self.places.shape[1]
 
     @property
     def last_level(self) -> int:
         """The level of all coordinates but the strongest."""
-        return len(self.settings.counts(self.parents.shape[-1]))
+        return len(self.settings.counts(self.dim))
 
     def levels(self) -> Int[Array, " dim"]:
         """Level of each coordinate."""
-        return _levels(self.strongest, self.parents.shape[-1], self.settings)
+        return _levels(self.strongest, self.dim, self.settings)
 
-    def lower(self) -> Bool[Array, "2 parents dim"]:
-        """Parents that there are and whose level is lower, or higher the other way round."""
+    def lower(self) -> tuple[Bool[Array, "parents dim"], Bool[Array, "parents drivers"]]:
+        """Which parents there are, whose level is lower or, the other way round, higher: asked of any arrays.
+
+        What a file holds may be wrong; a flow of it must still be one that does not fold.
+        """
         level = self.levels()
-        of_parents = level[self.parents]
-        return self.found & jnp.stack([of_parents[0] < level[None], of_parents[1] > level[None]])
+        forward = level[self.strongest][self.places] < level[None]
+        return self.found & forward, self.found_back & (level[self.back] > level[None, self.strongest])
 
     def measured(self, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> "Drivers":
         """The drivers that draws u and residual scores r show; draws that are not finite do not count."""
-        dim, most = u.shape[1], self.parents.shape[1]
-        links = Links(u, r, self.settings)
+        most, count = self.places.shape[0], self.strongest.shape[0]
+        links, everyone = Links(u, r, self.settings), jnp.arange(self.dim)
         strength = links.strengths()
-        strongest = jax.lax.top_k(strength, self.strongest.shape[0])[1].astype(self.strongest.dtype)
-        level, everyone = _levels(strongest, dim, self.settings), jnp.arange(dim)
+        strongest = jax.lax.top_k(strength, count)[1].astype(self.strongest.dtype)
+        level = _levels(strongest, self.dim, self.settings)
         # Parents lie among the strongest one way, and none but the strongest have any the other way round.
         lower = level[None, strongest] < level[:, None]
         places, found = _best(links.between(everyone, strongest), strength[strongest], lower, most)
-        higher = level[None, :] > level[strongest, None]
-        columns, found_back = _best(links.between(strongest, everyone), strength, higher, most)
-        parents, masks = jnp.zeros_like(self.parents), jnp.zeros_like(self.found)
-        if strongest.shape[0]:
-            parents = parents.at[0].set(strongest[places].T)
+        higher = level[None] > level[strongest, None]
+        back, found_back = _best(links.between(strongest, everyone), strength, higher, most)
+        kind = self.places.dtype
         return Drivers(
-            strongest,
-            parents.at[1, :, strongest].set(columns),
-            masks.at[0].set(found.T).at[1, :, strongest].set(found_back),
-            self.settings,
+            strongest, places.T.astype(kind), found.T, back.T.astype(kind), found_back.T, self.settings
         )
 
 
