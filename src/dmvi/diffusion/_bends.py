@@ -15,9 +15,10 @@ The score of own draws solves y J = G - grad log |det J| level by level. Few coo
 level: that one is a single division, and the others are products with a matrix of their size.
 
 Parents lie among these few, so W is also kept as a matrix of all coordinates by all drivers: one large matrix
-product is as quick on a processor as gathering and scattering the few entries that are not zero.
+product is quicker on a processor than gathering and scattering the few entries that are not zero.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -44,8 +45,8 @@ class Knot(NamedTuple):
     first: Float[Array, "drivers width*dim"]
     back: Float[Array, "parents width drivers"]
     bias: Float[Array, "width dim"]
-    out: Float[Array, "4 width dim"]
-    out_bias: Float[Array, "4 dim"]
+    out: tuple[Float[Array, "width dim"], ...]
+    out_bias: tuple[Float[Array, " dim"], ...]
     backward: Bool[Array, ""]
 
     def inner(self, inputs: "Inputs", drivers: Drivers) -> Float[Array, "width dim"]:
@@ -54,9 +55,10 @@ class Knot(NamedTuple):
         back = jnp.sum(self.back * inputs.back[:, None], axis=0)
         return (ahead + self.bias).at[:, drivers.strongest].add(back)
 
-    def bends(self, h: Float[Array, "width dim"]) -> tuple[Bends, Float[Array, "4 dim"]]:
+    def bends(self, h: Float[Array, "width dim"]) -> tuple[Bends, Bends]:
         """(s, m, d, e) from the hidden units, and the slopes of their bounds."""
-        return bounded(jnp.sum(self.out * h[None], axis=1) + self.out_bias)
+        parts = zip(self.out, self.out_bias, strict=True)
+        return bounded([jnp.sum(weight * h, axis=0) + bias for weight, bias in parts])
 
 
 class Inputs(NamedTuple):
@@ -78,8 +80,8 @@ class Jet(NamedTuple):
     h: Float[Array, "width dim"]
     slope: Float[Array, "width dim"]
     bend: BendJet
-    of_image: Float[Array, "4 dim"]
-    of_slope: Float[Array, "4 dim"]
+    of_image: Bends
+    of_slope: Bends
 
 
 def jet(knot: Knot, drivers: Drivers, u: Float[Array, " dim"]) -> Jet:
@@ -88,7 +90,7 @@ def jet(knot: Knot, drivers: Drivers, u: Float[Array, " dim"]) -> Jet:
     h, slope, _ = gelu_jet(knot.inner(inputs, drivers))
     bends, bounds = knot.bends(h)
     bend = bends.jet(u)
-    return Jet(inputs, h, slope, bend, bend.of_image * bounds, bend.of_slope * bounds)
+    return Jet(inputs, h, slope, bend, bend.of_image.times(bounds), bend.of_slope.times(bounds))
 
 
 @jax.custom_jvp
@@ -103,9 +105,14 @@ def _bent_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     here = jet(knot, drivers, u)
     inner = knot._replace(bias=of_knot.bias).inner(inputs_of(drivers, of_u), drivers)
     inner = inner + of_knot._replace(bias=jnp.zeros_like(inner)).inner(here.inputs, drivers)
-    bends = jnp.sum(knot.out * (here.slope * inner)[None], axis=1) + of_knot.out_bias
-    bends = bends + jnp.einsum("chi,hi->ci", of_knot.out, here.h)
-    return here.bend.image, jnp.exp(here.bend.log_slope) * of_u + jnp.sum(here.of_image * bends, axis=0)
+    moved = here.slope * inner
+    change = jnp.exp(here.bend.log_slope) * of_u
+    for slope, weight, of_weight, of_bias in zip(
+        here.of_image, knot.out, of_knot.out, of_knot.out_bias, strict=True
+    ):
+        moved_by = jnp.einsum("hi,hi->i", of_weight, here.h)
+        change = change + slope * (jnp.sum(weight * moved, axis=0) + moved_by + of_bias)
+    return here.bend.image, change
 
 
 class SparseBendsFlow(SteppedFlow):
@@ -147,7 +154,8 @@ class SparseBendsFlow(SteppedFlow):
         of_drivers = of_drivers.at[:, self.drivers.places, :, columns].add(ahead.transpose(1, 3, 0, 2))
         of_drivers = of_drivers.reshape(steps, -1, width * dim)
         out = self.out / np.sqrt(width)
-        return Knot(of_drivers, back, self.bias, out, self.out_bias, jnp.asarray(backward))
+        rows, biases = (tuple(jnp.moveaxis(weights, 1, 0)) for weights in (out, self.out_bias))
+        return Knot(of_drivers, back, self.bias, rows, biases, jnp.asarray(backward))
 
     def step(self, knot, u, key=None):
         return bent(knot, self.drivers, u)
@@ -162,7 +170,7 @@ class SparseBendsFlow(SteppedFlow):
         here, strongest = jet(knot, self.drivers, u), self.drivers.strongest
         slopes, right = jnp.exp(here.bend.log_slope), score - here.bend.gradient
         # At the last level y is right at once when levels are taken in their order; else it drives nothing.
-        q = _pulled(knot.out, here.slope, here.of_slope + (right / slopes)[None] * here.of_image)
+        q = _pulled(knot.out, here.slope, _along(here.of_slope, right / slopes, here.of_image))
         last = jnp.ones(u.shape, bool).at[strongest].set(False)
         from_last = jnp.where(last[None], q, 0.0).ravel() @ knot.first.T
         y, from_drivers = self._among_drivers(knot, here, right[strongest] - from_last)
@@ -179,15 +187,15 @@ class SparseBendsFlow(SteppedFlow):
         among = jnp.einsum("mhi,mij->hij", knot.back, same.astype(right.dtype))
         ahead = knot.first.reshape(-1, *knot.bias.shape)[:, :, at]
         among = (among + ahead.transpose(1, 2, 0)).reshape(-1, at.shape[0])
-        out, slope, slopes = knot.out[..., at], here.slope[:, at], jnp.exp(here.bend.log_slope[at])
-        of_image, of_slope = here.of_image[:, at], here.of_slope[:, at]
+        out, slope, slopes = [w[:, at] for w in knot.out], here.slope[:, at], jnp.exp(here.bend.log_slope[at])
+        of_image, of_slope = (Bends(*(row[at] for row in rows)) for rows in (here.of_image, here.of_slope))
 
         def once(_: int, y: Array) -> Array:
-            q = _pulled(out, slope, of_slope + y[None] * of_image)
+            q = _pulled(out, slope, _along(of_slope, y, of_image))
             return (right - q.ravel() @ among) / slopes
 
         y = jax.lax.fori_loop(0, self.drivers.last_level - 1, once, right / slopes)
-        q = _pulled(out, slope, of_slope + y[None] * of_image)
+        q = _pulled(out, slope, _along(of_slope, y, of_image))
         return y, jnp.sum(knot.back * q[None], axis=1)
 
     def step_inverse(self, knot, u):
@@ -202,11 +210,17 @@ class SparseBendsFlow(SteppedFlow):
         return jax.lax.fori_loop(0, last + 1, place, jnp.zeros_like(u))
 
 
+def _along(of_slope: Bends, y: Float[Array, " rows"], of_image: Bends) -> Bends:
+    """Derivatives of the log-slopes and of y J by what bends are made of."""
+    return Bends(*(slope + y * image for slope, image in zip(of_slope, of_image, strict=True)))
+
+
 def _pulled(
-    out: Float[Array, "4 width rows"], slope: Float[Array, "width rows"], of_bends: Float[Array, "4 rows"]
+    out: Sequence[Float[Array, "width rows"]], slope: Float[Array, "width rows"], of_bends: Bends
 ) -> Float[Array, "width rows"]:
     """Derivatives by x, from those by what bends are made of."""
-    return jnp.sum(of_bends[:, None] * out, axis=0) * slope
+    first, second, third, fourth = (part[None] * weight for part, weight in zip(of_bends, out, strict=True))
+    return (first + second + third + fourth) * slope
 
 
 class SparseBends(FlowRecipe):

@@ -72,10 +72,16 @@ class Drivers(eqx.Module):
     def none(dim: int, parents: int, settings: DriverSettings) -> "Drivers":
         """Nothing measured: no coordinate has parents."""
         drivers, most = len(settings.of_ranks(dim)), min(parents, max(dim - 1, 1))
-        arrays = [np.arange(drivers, dtype=np.int32)]
-        for rows in (dim, drivers):
-            arrays += [np.zeros((most, rows), np.int32), np.zeros((most, rows), bool)]
-        return Drivers(*(jax.device_put(array) for array in arrays), settings)
+        places, back = ((most, rows) for rows in (dim, drivers))
+        put = jax.device_put
+        return Drivers(
+            put(np.arange(drivers, dtype=np.int32)),
+            put(np.zeros(places, np.int32)),
+            put(np.zeros(places, bool)),
+            put(np.zeros(back, np.int32)),
+            put(np.zeros(back, bool)),
+            settings,
+        )
 
     @property
     def dim(self) -> int:

@@ -239,7 +239,9 @@ class Stacked(FlowRecipe):
     def __check_init__(self):
         if not (isinstance(self.early, FlowRecipe) and isinstance(self.late, FlowRecipe)):
             kinds = f"{type(self.early).__name__} and {type(self.late).__name__}"
-            raise InputError(f"Stacked takes dmvi.Projected(...) and dmvi.Triangular(...), got {kinds}.")
+            raise InputError(
+                f"Stacked takes networks such as dmvi.Projected(...) and dmvi.Triangular(...), got {kinds}."
+            )
         if not isinstance(self.late_steps, int) or self.late_steps < 1:
             raise InputError(f"Stacked needs late_steps to be at least 1, got {self.late_steps!r}.")
 

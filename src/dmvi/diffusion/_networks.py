@@ -170,8 +170,8 @@ def as_score_network(network: object, dim: int, *, key: PRNGKeyArray) -> ScoreNe
         net, apply = network, _call_module
     else:
         raise InputError(
-            "network must be dmvi.MLP(...), dmvi.Projected(...), dmvi.Triangular(...), an Equinox module "
-            "called as net(u, t), or a "
+            "network must be dmvi.MLP(...), dmvi.Projected(...), dmvi.Triangular(...), "
+            "dmvi.SparseBends(...), an Equinox module called as net(u, t), or a "
             f"pair (params, apply) called as apply(params, u, t); got {type(network).__name__}."
         )
     _check_output(net, apply, dim)

@@ -6,23 +6,26 @@ s scales, m shifts, d sets the weight of the tails and e skews. The slope is pos
 numbers are, so a bend never folds.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-LIMITS = np.array([3.0, 1.0, 0.7, 1.5])  # largest |s|, |d| and |e| of one step: four reach scales of e^12
-FREE = np.array([False, True, False, False])  # m is not bounded
+LIMITS = (3.0, None, 0.7, 1.5)  # largest |s|, |d| and |e| of one step: four reach scales of e^12; m is free
 
 
 class BendJet(NamedTuple):
-    """Image and log-slope of a bend with their derivatives by (s, m, d, e) and, of the log-slope, by u."""
+    """Image and log-slope of a bend with their derivatives by (s, m, d, e) and, of the log-slope, by u.
+
+    The four stay apart: as rows of one array they would be computed element by element.
+    """
 
     image: Float[Array, " dim"]
     log_slope: Float[Array, " dim"]
-    of_image: Float[Array, "4 dim"]
-    of_slope: Float[Array, "4 dim"]
+    of_image: "Bends"
+    of_slope: "Bends"
     gradient: Float[Array, " dim"]
 
 
@@ -47,8 +50,9 @@ class Bends(NamedTuple):
         return self.image(self.angle(u))
 
     def log_slopes(self, u: Float[Array, " dim"], w: Float[Array, " dim"]) -> Float[Array, " dim"]:
-        """log du'_i/du_i."""
-        return self.s + self.d + jnp.logaddexp(w, -w) - np.log(2.0) - 0.5 * jnp.log1p(u**2)
+        """log du'_i/du_i, where log 2 cosh w = |w| + log(1 + exp(-2 |w|))."""
+        size = jnp.abs(w)
+        return self.s + self.d + size - np.log(2.0) + jnp.log((1 + jnp.exp(-2 * size)) / jnp.sqrt(1 + u**2))
 
     def inverse(self, image: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """u with that image."""
@@ -62,14 +66,21 @@ class Bends(NamedTuple):
         return BendJet(
             self.image(w),
             self.log_slopes(u, w),
-            jnp.stack([scale * jnp.sinh(w), ones, cosh * stretch, cosh]),
-            jnp.stack([ones, jnp.zeros_like(u), tanh * stretch + 1, tanh]),
+            Bends(scale * jnp.sinh(w), ones, cosh * stretch, cosh),
+            Bends(ones, jnp.zeros_like(u), tanh * stretch + 1, tanh),
             tanh * jnp.exp(self.d) / root - u / root**2,
         )
 
+    def times(self, other: "Bends") -> "Bends":
+        """Products one by one."""
+        return Bends(*(left * right for left, right in zip(self, other, strict=True)))
 
-def bounded(raw: Float[Array, "4 dim"]) -> tuple[Bends, Float[Array, "4 dim"]]:
+
+def bounded(raw: Sequence[Float[Array, " dim"]]) -> tuple[Bends, Bends]:
     """(s, m, d, e) = B tanh(raw / B) but for m, which is free, and the slopes of these bounds."""
-    limits, free = jnp.asarray(LIMITS, raw.dtype)[:, None], FREE[:, None]
-    squashed = jnp.tanh(raw / limits)
-    return Bends(*jnp.where(free, raw, limits * squashed)), jnp.where(free, 1.0, 1 - squashed**2)
+    bends, slopes = [], []
+    for row, limit in zip(raw, LIMITS, strict=True):
+        squashed = row if limit is None else jnp.tanh(row / limit)
+        bends.append(row if limit is None else limit * squashed)
+        slopes.append(jnp.ones_like(row) if limit is None else 1 - squashed**2)
+    return Bends(*bends), Bends(*slopes)

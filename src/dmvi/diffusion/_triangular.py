@@ -49,9 +49,9 @@ class Knot(NamedTuple):
         width, dim = self.bias.shape
         return (u @ self.first.reshape(width * dim, dim).T).reshape(width, dim) + self.bias
 
-    def bends(self, h: Float[Array, "width dim"]) -> tuple[Bends, Float[Array, "4 dim"]]:
+    def bends(self, h: Float[Array, "width dim"]) -> tuple[Bends, Bends]:
         """(s, m, d, e) from the hidden units, and the slopes of their bounds."""
-        return bounded(jnp.sum(self.out * h[None], axis=1) + self.out_bias)
+        return bounded(tuple(jnp.sum(self.out * h[None], axis=1) + self.out_bias))
 
 
 class TriangularFlow(SteppedFlow):
@@ -88,8 +88,8 @@ class TriangularFlow(SteppedFlow):
         bends, bounds = knot.bends(h)
         jet = bends.jet(u)
         # By the hidden units' x.
-        image_inner = jnp.sum((jet.of_image * bounds)[:, None] * knot.out, axis=0) * slope
-        slope_inner = jnp.sum((jet.of_slope * bounds)[:, None] * knot.out, axis=0) * slope
+        image_inner = jnp.sum(jnp.stack(jet.of_image.times(bounds))[:, None] * knot.out, axis=0) * slope
+        slope_inner = jnp.sum(jnp.stack(jet.of_slope.times(bounds))[:, None] * knot.out, axis=0) * slope
         jacobian = jnp.einsum("hi,hij->ij", image_inner, knot.first) + jnp.diag(jnp.exp(jet.log_slope))
         gradient = jet.gradient + slope_inner.ravel() @ knot.first.reshape(-1, u.shape[0])
         score = (score - gradient) @ lower_inverse(jacobian)
