@@ -37,6 +37,8 @@ class Start(NamedTuple):
         target: the target at its first parameters, with control variates where it has them.
         visited: separate modes that the warm start's searches ended in, for the verdict.
         weighed: draws of the guide on all rows, where they show that training has nothing to gain.
+        gradients: how often the warm start evaluated the model's gradient; zero where that was not counted.
+        gradient_seconds: how long one took, side by side as in training; zero where that is not known.
     """
 
     guide: Guide
@@ -44,6 +46,8 @@ class Start(NamedTuple):
     target: Target
     visited: Float[np.ndarray, "modes rows dim"] | None = None
     weighed: Weighed | None = None
+    gradients: int = 0
+    gradient_seconds: float = 0.0
 
     @property
     def look(self) -> Look | None:
