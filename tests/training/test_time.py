@@ -64,8 +64,8 @@ def costly(monkeypatch):
             stop=stop,
         )
         found = trainer.run()
-        train.seconds = hands.at - began  # pyright: ignore[reportFunctionMemberAccess]
-        train.programs = list(programs)  # pyright: ignore[reportFunctionMemberAccess]
+        train.seconds = hands.at - began
+        train.programs = list(programs)
         return found
 
     return train
