@@ -221,7 +221,7 @@ def watch_memory(steps: int) -> list[tuple[int, float]]:
     settings = training_settings(recipe, steps, 8, None, None)
     target = as_target(banana, init=jnp.zeros(2))
     Trainer(
-        guide, target, settings, Budget(steps, None), key=keys[2], progress=progress_for(False), watch=note
+        guide, target, settings, Budget(steps), key=keys[2], progress=progress_for(False), watch=note
     ).run()
     return found
 

@@ -15,6 +15,7 @@ import dmvi
 import dmvi._grow
 import dmvi._train
 from dmvi._checkpoint import Checkpoint
+from dmvi._clock import Clock
 from dmvi.guides import Block, GaussianGuide, Mixture, Symmetry, anchored, mixture
 from dmvi.training import progress_for
 from dmvi.warmstart._weighed import Modes
@@ -181,7 +182,7 @@ def test_a_checkpoint_finds_the_grown_guide_of_all_labellings(tmp_path):
     assert larger is not None
     target = dmvi.Target.from_value_and_grad(lambda x: (-(x**2).sum(1) / 2, -x), dim=2)
     history = dmvi._grow.Pilot(np.array([-1.0]), np.array([10]), 0, 1.0, dmvi.Status.CONVERGED)
-    saved = Checkpoint(tmp_path, 0.0, target, {}, began=0.0)
+    saved = Checkpoint(tmp_path, 0.0, target, {}, clock=Clock())
     saved.begin(dmvi._train.Start(larger[1], "laplace", target), history)
     saved._write(SimpleNamespace(snapshot=lambda: ({}, {})))  # pyright: ignore[reportArgumentType]
     found = saved.found(recipe)
@@ -283,10 +284,10 @@ def test_long_pilots_and_broken_ones_are_the_end():
     steps, status = np.array([2000]), dmvi.Status.CONVERGED
     ended = dmvi._grow.Outcome(guide, {}, status, 2000, 0, history, steps, gap=1.0, state=None)  # pyright: ignore[reportArgumentType]
 
-    def grows(outcome=ended, seconds=1.0, left=np.inf, start=start):
-        recipe = dmvi.DiffusionGuide()
+    def grows(outcome=ended, seconds=1.0, left=None, start=start):
+        recipe, clock, line = dmvi.DiffusionGuide(), Clock(left), progress_for(False)
         return dmvi._grow.grown(
-            recipe, start, outcome, seconds=seconds, left=left, key=jr.key(0), progress=progress_for(False)
+            recipe, start, outcome, seconds=seconds, clock=clock, key=jr.key(0), progress=line
         )
 
     assert grows() is not None
@@ -329,7 +330,7 @@ def test_many_gaussians_are_taken_where_they_are_better(chosen, monkeypatch):
 
     monkeypatch.setattr(dmvi._grow, "overlapping_modes", better)
     larger = dmvi._grow.grown(
-        recipe, start, outcome, seconds=1.0, left=np.inf, key=jr.key(0), progress=progress_for(False)
+        recipe, start, outcome, seconds=1.0, clock=Clock(), key=jr.key(0), progress=progress_for(False)
     )
     assert larger is not None
     assert isinstance(larger.start.guide, Mixture) == chosen

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from dmvi._clock import Clock
 from dmvi._errors import InputError
 from dmvi._grow import Pilot, larger_guide
 from dmvi._recipes import describe_base, guide_from
@@ -59,13 +60,13 @@ class Checkpoint:
         every: seconds between two saves.
         target: the model.
         settings: how the fit is made; a checkpoint made otherwise is refused.
-        began: clock time, by `time.perf_counter`, at which the fit began.
+        clock: of the fit.
     """
 
     def __init__(
-        self, folder: str | Path, every: float, target: Target, settings: Mapping[str, Any], began: float
+        self, folder: str | Path, every: float, target: Target, settings: Mapping[str, Any], clock: Clock
     ):
-        self._path, self._every, self._began = _folder(folder) / FILE, _interval(every), began
+        self._path, self._every, self._clock = _folder(folder) / FILE, _interval(every), clock
         self._target = target
         self._settings = {name: value for name, value in settings.items() if name not in _FREE}
         self._saved = time.monotonic()
@@ -73,7 +74,7 @@ class Checkpoint:
         self._base: dict[str, int] = {}
         self._anchor: dict[str, np.ndarray] = {}
         self._visited: dict[str, np.ndarray] = {}
-        self._offset = 0.0
+        self._offset, self._gradients = 0.0, 0
         self._pilot: Pilot | None = None
         self._terminated = False
         self._before: Any = None
@@ -115,16 +116,18 @@ class Checkpoint:
         target = self._target
         if "anchor" in arrays:
             target = anchored(target, arrays["anchor"], record["offset"])
-        start = Start(guide, record["warm_start"], target, arrays.get("visited"))
-        found = Found(recipe, start, record["seconds"], Snapshot(arrays, record["course"]), pilot)
-        self._began -= found.seconds
-        return found
+        start = Start(
+            guide, record["warm_start"], target, arrays.get("visited"), gradients=record["gradients"]
+        )
+        self._clock = self._clock.after(record["seconds"])
+        return Found(recipe, start, record["seconds"], Snapshot(arrays, record["course"]), pilot)
 
     def begin(self, start: Start, pilot: Pilot | None = None) -> None:
         """From here on there is something to save, after a pilot where the guide has grown."""
         self._pilot = pilot
         self._warm_start, self._base = start.name, describe_base(start.guide)
         self._offset, self._anchor = start.target.offset, anchor_of(start.target)
+        self._gradients = start.gradients
         self._visited = {} if start.visited is None else {"visited": start.visited}
 
     def watch(self, trainer: Trainer) -> None:
@@ -149,7 +152,7 @@ class Checkpoint:
     def _write(self, trainer: Trainer) -> None:
         arrays, course = trainer.snapshot()
         record = {
-            "checkpoint": 5,
+            "checkpoint": 6,
             "versions": library_versions(),
             "names": list(self._target.names),
             "data": self._data(),
@@ -157,9 +160,10 @@ class Checkpoint:
             "warm_start": self._warm_start,
             "base": self._base,
             "offset": self._offset,
-            "seconds": time.perf_counter() - self._began,
+            "seconds": self._clock.seconds,
             "course": course,
             "pilot": None,
+            "gradients": self._gradients,
         }
         arrays = {**arrays, **self._anchor, **self._visited, "density": self._density()}
         if self._pilot is not None:
@@ -169,7 +173,7 @@ class Checkpoint:
 
     def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:
         """In what a checkpoint differs from this call; None where it does not."""
-        if record.get("checkpoint") != 5:
+        if record.get("checkpoint") != 6:
             return "it is no checkpoint of this format"
         for name, version in library_versions().items():
             if record["versions"].get(name) != version:

@@ -1,13 +1,13 @@
 """The fits of fit_many spread over the workers of a Dask cluster."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from dmvi._clock import Clock
 from dmvi._errors import InputError
 from dmvi._many_block import Fitted, Plan, fit_block
 from dmvi.targets import family
@@ -45,8 +45,8 @@ def fit_on_cluster(
     workers = len(client.nthreads())
     if not workers:
         raise InputError("the Dask client has no workers; start some, or leave client out.")
-    left = None if plan.deadline is None else plan.deadline - time.perf_counter()
-    plan = dataclasses.replace(plan, deadline=None)  # clocks differ from process to process
+    left = plan.clock.left if plan.clock.limited else None
+    plan = dataclasses.replace(plan, clock=Clock())  # clocks differ from process to process
     parts = [part for part in np.array_split(np.array(list(seeds)), workers) if len(part)]
     futures = {}
     for part in parts:
@@ -79,6 +79,6 @@ def _fit_part(
 ) -> list[Fitted]:
     """What one worker does."""
     if time_limit is not None:
-        plan = dataclasses.replace(plan, deadline=time.perf_counter() + time_limit)
+        plan = dataclasses.replace(plan, clock=Clock(time_limit))
     targets = family(model, data, shared=shared, init=init).targets
     return fit_block(targets, seeds, plan, Silent())

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +16,15 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
+from dmvi._clock import Clock
 from dmvi._errors import InputError, memory_told
 from dmvi._grow import chosen, first_choice
+from dmvi._interrupt import Interrupt
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
 from dmvi._run import Run, no_modes
 from dmvi._team import Team
-from dmvi._train import Plan, train
+from dmvi._train import Fitted, Plan, train
 from dmvi.guides import (
     ChainGuide,
     DiffusionGuide,
@@ -33,7 +34,7 @@ from dmvi.guides import (
     anchored,
 )
 from dmvi.objectives import CoveringELBO, Objective, Paper
-from dmvi.posterior import Posterior, digest
+from dmvi.posterior import DRAWS, Posterior, digest
 from dmvi.targets import Target, as_target, from_rows
 from dmvi.training import Settings, as_mesh, default_optimizer, progress_for
 
@@ -108,8 +109,8 @@ def fit(
         mesh: devices to train on: their number, over which particles are spread, or a `jax.sharding.Mesh`
             with axes "particles" and "rows". Where `jax.distributed` has joined several processes it may
             be of all their devices; then the same call is made in each of them.
-        time_limit: seconds after which training winds down; the best fit so far is kept.
-        progress: show the live line. Ctrl-C keeps the best fit so far.
+        time_limit: seconds for the whole fit, diagnostics included; the best fit so far is kept.
+        progress: show the live line. Ctrl-C keeps the best fit so far, a second Ctrl-C nothing.
         checkpoint: a folder to save training in; the same call, made again after an interruption, goes on
             from there and ends with the same result, bit for bit.
         checkpoint_every: seconds between two saves; SIGTERM saves too, then ends the process.
@@ -121,7 +122,7 @@ def fit(
         >>> import dmvi, jax.numpy as jnp
         >>> posterior = dmvi.fit(lambda x: -0.5 * jnp.sum(x["a"] ** 2), init={"a": jnp.zeros(2)})
     """
-    began = time.perf_counter()
+    clock, stop = Clock(time_limit if _is_limit(time_limit) else None), Interrupt()
     recipe = recipe_of(guide)
     count = PARTICLES if particles is None else particles
     check_choices(seed, steps, count, time_limit, optimizer, objective)
@@ -144,37 +145,59 @@ def fit(
     if checkpoint is not None and team.leads:
         made = {**record, "seed": int(seed), "grows": guide == "auto", "objective": repr(settings.objective)}
         made |= {"init": digest({str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(init))})}
-        saved = Checkpoint(checkpoint, checkpoint_every, target, made, began)
+        saved = Checkpoint(checkpoint, checkpoint_every, target, made, clock)
     line = progress_for(progress and team.leads)
     plan = Plan(
-        recipe, target, settings, keys, int(steps), time_limit, control_variates, grows=guide == "auto"
+        recipe,
+        target,
+        settings,
+        keys,
+        int(steps),
+        clock,
+        DRAWS if clock.limited else 0,
+        control_variates,
+        grows=guide == "auto",
     )
     try:
-        with memory_told(), saved or contextlib.nullcontext():
-            fitted = train(plan, line, saved)
+        with memory_told(), stop if team.leads else contextlib.nullcontext():
+            with saved or contextlib.nullcontext():
+                fitted = train(plan, line, saved, stop)
+            posterior = _posterior(plan, fitted, record, int(seed))
+            if clock.limited and team.alone:
+                line.note("diagnostics")
+                posterior.judge_within(fitted.clock, stop)
     finally:
         line.close()
+    return posterior
+
+
+def _posterior(plan: Plan, fitted: Fitted, record: dict[str, Any], seed: int) -> Posterior:
+    """What training has led to, with the record of how."""
     outcome, start, recipe = fitted.outcome, fitted.start, fitted.recipe
     target = eqx.tree_at(lambda t: t.params, start.target, outcome.params)
     made = {"guide": describe_recipe(recipe), "particles": fitted.settings.particles}
     made |= {"base": describe_base(outcome.guide)}
     made |= {"chosen": chosen(start, fitted.pilot)} if plan.grows else {}
     made |= {} if fitted.pace == 1 else {"pace": fitted.pace}
+    seconds = fitted.clock.seconds
     run = Run(
         status=outcome.status,
         steps=outcome.steps,
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
         skipped=outcome.skipped,
         history=outcome.history + target.offset,
         history_steps=outcome.history_steps,
         warm_start=start.name,
         guide_name=recipe.name,
-        seed=int(seed),
+        seed=seed,
         settings={**record, **made},
         visited=no_modes() if start.visited is None else start.visited,
+        gradients=start.gradients + outcome.gradients,
+        gradient_seconds=outcome.gradient_seconds or start.gradient_seconds,
+        stage_seconds={"warm start": fitted.warm_seconds, "training": seconds - fitted.warm_seconds},
     )
     training = jax.tree.leaves(outcome.state)
-    return Posterior(target, outcome.guide, run, keys[3], training=training)
+    return Posterior(target, outcome.guide, run, plan.keys[3], training=training)
 
 
 def fit_keys(seed: int) -> list[PRNGKeyArray]:
@@ -274,6 +297,9 @@ def _check_numbers(*, seed: Any, steps: Any, particles: Any, time_limit: Any) ->
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not least <= value < 2**32:
             raise InputError(f"{name} must be an integer of at least {least} and below 2^32, got {value!r}.")
-    limited = isinstance(time_limit, int | float) and 0 < time_limit < np.inf
-    if time_limit is not None and not limited:
+    if time_limit is not None and not _is_limit(time_limit):
         raise InputError(f"time_limit must be a positive number of seconds or None, got {time_limit!r}.")
+
+
+def _is_limit(seconds: Any) -> bool:
+    return isinstance(seconds, int | float) and 0 < seconds < np.inf

@@ -1,7 +1,6 @@
 """fit_many(): one model, many data sets of one shape, one compiled program."""
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import jax.random as jr
 import numpy as np
 import optax
 
+from dmvi._clock import Clock
 from dmvi._dask import fit_on_cluster
 from dmvi._errors import InputError, memory_told
 from dmvi._fit import STEPS, check_choices, fit_keys, recipe_of, settings_record
@@ -100,16 +100,16 @@ def fit_many(
         >>> log_density = lambda mu, y: -0.5 * mu**2 - 0.5 * jnp.sum((y - mu) ** 2)
         >>> posteriors = dmvi.fit_many(log_density, jnp.ones((100, 8)), init=0.0)
     """
-    began = time.perf_counter()
     recipe = recipe_of(guide)
     check_choices(seed, steps, particles, time_limit, optimizer, objective)
+    clock = Clock(time_limit)
     plan = Plan(
         recipe.seeing(None),
         int(steps),
         int(particles),
         optimizer,
         objective,
-        None if time_limit is None else began + time_limit,
+        clock,
     )
     targets, faults, stacked = family(model, datasets, shared=shared, init=init)
     structure = _structure(plan, targets[0].dim)
@@ -129,7 +129,7 @@ def fit_many(
     finally:
         line.close()
     results: list[Posterior | FailedFit] = [FailedFit(i, faults.get(i, "")) for i in range(len(targets))]
-    seconds = (time.perf_counter() - began) / max(len(seeds), 1)
+    seconds = clock.seconds / max(len(seeds), 1)
     cautioned = plan.settings.objective.caution is not None
     for (i, own), fitted in zip(seeds.items(), found, strict=True):
         results[i] = _result(i, targets[i], fitted, structure, recipe, own, seconds, record, cautioned)
@@ -187,6 +187,7 @@ def _result(
         seed=seed,
         settings={**record, "base": describe_base(guide), "data_set": index},
         visited=no_modes() if fitted.visited is None else fitted.visited,
+        gradients=fitted.gradients + outcome.gradients,
     )
     target = dataclasses.replace(target, params=params)
     return Posterior(target, guide, run, fit_keys(seed)[3], training=outcome.state)

@@ -1,6 +1,5 @@
 """What "auto" chooses: the first training is a pilot; a guide that it shows too small grows and goes on."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from dmvi._clock import Clock
 from dmvi._random import children
 from dmvi._run import Status
 from dmvi._start import Start
@@ -54,6 +54,7 @@ class Pilot(NamedTuple):
         skipped: updates left out.
         gap: nats it left.
         status: why it ended.
+        gradients: evaluations it took.
     """
 
     history: np.ndarray
@@ -61,11 +62,13 @@ class Pilot(NamedTuple):
     skipped: int
     gap: float
     status: Status
+    gradients: int = 0
 
     @classmethod
     def of(cls, outcome: Outcome) -> "Pilot":
         """What there is to keep of it."""
-        return cls(outcome.history, outcome.history_steps, outcome.skipped, outcome.gap, outcome.status)
+        kept = outcome.history, outcome.history_steps, outcome.skipped, outcome.gap, outcome.status
+        return cls(*kept, outcome.gradients)
 
     @property
     def steps(self) -> int:
@@ -75,13 +78,15 @@ class Pilot(NamedTuple):
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """As arrays and plain values."""
         arrays = {"pilot_history": self.history, "pilot_steps": self.history_steps}
-        return arrays, {"skipped": int(self.skipped), "gap": float(self.gap), "status": self.status.name}
+        record = {"skipped": int(self.skipped), "gap": float(self.gap), "status": self.status.name}
+        return arrays, {**record, "gradients": int(self.gradients)}
 
     @classmethod
     def recalled(cls, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> "Pilot":
         """The inverse of `memory`."""
         history, steps = arrays["pilot_history"], arrays["pilot_steps"]
-        return cls(history, steps, record["skipped"], record["gap"], Status[record["status"]])
+        status = Status[record["status"]]
+        return cls(history, steps, record["skipped"], record["gap"], status, record["gradients"])
 
     def then(self, outcome: Outcome) -> Outcome:
         """Both trainings as one."""
@@ -90,6 +95,7 @@ class Pilot(NamedTuple):
             status=self.status if unchanged else outcome.status,
             steps=self.steps + outcome.steps,
             skipped=self.skipped + outcome.skipped,
+            gradients=self.gradients + outcome.gradients,
             history=np.concatenate([self.history, outcome.history]),
             history_steps=np.concatenate([self.history_steps, self.steps + outcome.history_steps]),
         )
@@ -113,7 +119,7 @@ def grown(
     outcome: Outcome,
     *,
     seconds: float,
-    left: float,
+    clock: Clock,
     key: PRNGKeyArray,
     progress: Progress,
 ) -> Grown | None:
@@ -126,11 +132,11 @@ def grown(
         start: what its training began with.
         outcome: how its training ended.
         seconds: how long it took.
-        left: seconds before the time limit.
+        clock: of the fit.
         key: random key.
         progress: told of what takes a while.
     """
-    if seconds > min(LONGEST_PILOT, left):
+    if seconds > min(LONGEST_PILOT, clock.left):
         return None
     ended = outcome.status in (Status.CONVERGED, Status.STEP_LIMIT) and outcome.steps >= FEWEST_STEPS
     guide = outcome.guide
@@ -142,7 +148,7 @@ def grown(
     if recipe.mixes and (labelled or not isinstance(guide, Mixture)):
         if start.visited is not None:
             progress.note(f"{outcome.gap:.2g} nats were left and there are several modes; Gaussians for them")
-        several = _on_many_gaussians(recipe, start, outcome, time.perf_counter() + left, jr.fold_in(key, 2))
+        several = _on_many_gaussians(recipe, start, outcome, clock.deadline, jr.fold_in(key, 2))
         if several is not None:
             return several
     larger = larger_guide(recipe, guide, jr.fold_in(key, 1))

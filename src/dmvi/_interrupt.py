@@ -16,13 +16,18 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self._asked = self._raises = self._installed = False
+        self._asked = self._twice = self._raises = self._installed = False
         self._before: Any = None
 
     @property
     def asked(self) -> bool:
         """Whether to end with the best so far."""
         return self._asked
+
+    @property
+    def twice(self) -> bool:
+        """Whether to end at once, without anything."""
+        return self._twice
 
     def __enter__(self) -> "Interrupt":
         main = threading.current_thread() is threading.main_thread()
@@ -39,7 +44,7 @@ class Interrupt:
 
     def _on_signal(self, *_: object) -> None:
         at_once = self._raises or self._asked
-        self._asked = True
+        self._twice, self._asked = self._asked, True
         if at_once:
             raise KeyboardInterrupt
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray
 
+from dmvi._clock import Clock
 from dmvi._compile import compiled
 from dmvi._fit import fit_keys, training_settings
 from dmvi._run import Status
@@ -46,6 +47,7 @@ class Fitted(NamedTuple):
         outcome: how it went.
         warm_start: name of the start that won.
         visited: separate modes that its searches ended in, as in `Run`; None where there were not several.
+        gradients: evaluations of the warm start; zero where they were not counted.
     """
 
     guide: list[np.ndarray]
@@ -53,6 +55,7 @@ class Fitted(NamedTuple):
     outcome: LaneOutcome
     warm_start: str
     visited: np.ndarray | None
+    gradients: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Plan:
     particles: int
     optimizer: optax.GradientTransformation | None
     objective: Objective | None
-    deadline: float | None
+    clock: Clock
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -154,7 +157,7 @@ class _Work:
             _take(self._trained, block),
             _take(self._targets, block),
             self._plan.settings,
-            Budget(self._plan.steps // self._plan.rounds, self._plan.deadline),
+            Budget(self._plan.steps // self._plan.rounds, self._plan.clock),
             [jr.fold_in(self._keys[i], number) for i in block],
             begin=begin,
             watch=self._watch,
@@ -181,6 +184,7 @@ def _after(earlier: LaneOutcome | None, later: LaneOutcome) -> LaneOutcome:
     return later._replace(
         steps=earlier.steps + later.steps,
         skipped=earlier.skipped + later.skipped,
+        gradients=earlier.gradients + later.gradients,
         history=np.concatenate([earlier.history, later.history]),
         history_steps=np.concatenate([earlier.history_steps, earlier.steps + later.history_steps]),
     )

@@ -1,7 +1,6 @@
 """resume(): further training of a posterior, from where it stood."""
 
 import dataclasses
-import time
 
 import equinox as eqx
 import jax
@@ -9,14 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dmvi._clock import Clock
 from dmvi._errors import InputError
 from dmvi._fit import PARTICLES, STEPS, fit_keys, training_settings
+from dmvi._interrupt import Interrupt
 from dmvi._recipes import recipe_from
 from dmvi._run import Run, Status
 from dmvi.guides import DiffusionGuide, GuideRecipe
 from dmvi.objectives import Objective
-from dmvi.posterior import Posterior
-from dmvi.training import Budget, Settings, State, Trained, Trainer, initial_state, progress_for
+from dmvi.posterior import DRAWS, Posterior
+from dmvi.training import Budget, Outcome, Settings, State, Trained, Trainer, initial_state, progress_for
 
 
 def resume(
@@ -38,47 +39,62 @@ def resume(
         steps: most further steps.
         optimizer: that of the fit, where it was not the default.
         objective: that of the fit, where it was not the default.
-        time_limit: seconds after which training winds down.
+        time_limit: seconds for the further training and its diagnostics.
         progress: show the live line.
 
     Returns:
         A new posterior; the old one stays as it was.
     """
-    began = time.perf_counter()
+    clock, stop = Clock(time_limit), Interrupt()
     _check(posterior, steps, optimizer, objective)
     run = posterior.run
     particles = max(1, round(_setting(run, "particles", PARTICLES)))
     settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective)
     settings = settings.paced(_setting(run, "pace", 1.0))
-    _, _, train_key, judge_key = fit_keys(run.seed)
+    train_key = fit_keys(run.seed)[2]
     trained = Trained(posterior.guide, posterior.target.params)
     state = _state(posterior, trained, settings)
-    earlier = run.steps - int(state.step)  # of the guide before it had grown
     line = progress_for(progress)
     try:
         trainer = Trainer(
             posterior.guide,
             posterior.target,
             settings,
-            Budget(int(state.step) + steps, None if time_limit is None else began + time_limit),
+            Budget(int(state.step) + steps, clock, DRAWS if clock.limited else 0, run.gradient_seconds),
             key=train_key,
             progress=line,
             state=state,
+            stop=stop,
         )
-        outcome = trainer.run()
+        with stop:
+            outcome = trainer.run()
+            resumed = _posterior(posterior, outcome, state, clock)
+            if clock.limited:
+                resumed.judge_within(clock, stop)
     finally:
         line.close()
+    return resumed
+
+
+def _posterior(posterior: Posterior, outcome: Outcome, state: State, clock: Clock) -> Posterior:
+    """What further training has led to, with the record of both."""
+    run = posterior.run
+    earlier = run.steps - int(state.step)  # of the guide before it had grown
     target = eqx.tree_at(lambda t: t.params, posterior.target, outcome.params)
     after = dataclasses.replace(
         run,
         # No better than where it began: for further training that is a plateau.
         status=Status.CONVERGED if outcome.status is Status.WARM_START else outcome.status,
         steps=earlier + outcome.steps,
-        seconds=run.seconds + time.perf_counter() - began,
+        seconds=run.seconds + clock.seconds,
         skipped=run.skipped - int(state.skipped) + outcome.skipped,
         history=np.concatenate([run.history, outcome.history]),
         history_steps=np.concatenate([run.history_steps, earlier + outcome.history_steps]),
+        gradients=run.gradients + outcome.gradients,
+        gradient_seconds=outcome.gradient_seconds or run.gradient_seconds,
+        stage_seconds={**run.stage_seconds, "further training": clock.seconds},
     )
+    judge_key = fit_keys(run.seed)[3]
     return Posterior(target, outcome.guide, after, judge_key, training=jax.tree.leaves(outcome.state))
 
 

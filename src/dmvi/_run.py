@@ -43,6 +43,9 @@ class Run:
         settings: how the fit was made, in values that JSON can hold.
         visited: separate modes that the warm start's searches ended in, where there were several: the place
             of each, and below it the scale S of its Gaussian N(place, S S^T).
+        gradients: evaluations of the model's gradient, or of its density alone, by warm start and training.
+        gradient_seconds: how long one took in training; zero where that is not known.
+        stage_seconds: wall time of the stages, by name.
     """
 
     status: Status
@@ -56,3 +59,6 @@ class Run:
     seed: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     visited: Float[np.ndarray, "modes rows dim"] = field(default_factory=no_modes)
+    gradients: int = 0
+    gradient_seconds: float = 0.0
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)

@@ -44,7 +44,8 @@ class Start(NamedTuple):
         target: the target at its first parameters, with control variates where it has them.
         visited: separate modes that the warm start's searches ended in, for the verdict.
         weighed: draws of the guide on all rows, where they show that training has nothing to gain.
-        gradients: of the log-density, evaluated so far.
+        gradients: how often the warm start evaluated the model's gradient; zero where that was not counted.
+        gradient_seconds: how long one took, side by side as in training; zero where that is not known.
     """
 
     guide: Guide
@@ -53,6 +54,7 @@ class Start(NamedTuple):
     visited: Float[np.ndarray, "modes rows dim"] | None = None
     weighed: Weighed | None = None
     gradients: int = 0
+    gradient_seconds: float = 0.0
 
     @property
     def look(self) -> Look | None:
@@ -77,13 +79,13 @@ def begin(
         affine = _kept_local(recipe, start.affine)
         guide, gradients = _driven(recipe.build(affine, key=keys[1]), target, keys[1], line)
         gradients += start.gradients
-        found = Start(guide, start.name, target, start.visited, gradients=gradients)
+        found = Start(guide, start.name, target, start.visited, None, gradients, start.gradient_seconds)
         return found if target.stream is None else _weighed(found, keys[0], line)
     modes = start.modes
     guide = mixture(
         recipe, modes.affines, modes.log_weights, modes.unfinished, symmetry=modes.symmetry, key=keys[1]
     )
-    return Start(guide, start.name, target, start.visited, gradients=start.gradients)
+    return Start(guide, start.name, target, start.visited, None, start.gradients, start.gradient_seconds)
 
 
 def _driven(guide: Guide, target: Target, key: PRNGKeyArray, line: Progress) -> tuple[Guide, int]:

@@ -1,7 +1,7 @@
 """Warm start and training of one fit, or the rest of them after an interruption."""
 
+import contextlib
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,8 +12,10 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from dmvi._checkpoint import Checkpoint
+from dmvi._clock import Clock
 from dmvi._errors import InputError, is_out_of_memory
 from dmvi._grow import Grown, Pilot, grown, more_particles
+from dmvi._interrupt import Interrupt
 from dmvi._run import Status
 from dmvi._start import Start, begin, hear, tell
 from dmvi._team import Team
@@ -31,9 +33,11 @@ class Plan(NamedTuple):
         settings: of the training.
         keys: of the warm start, of the guide, of training and of the posterior.
         steps: most steps of a training.
-        time_limit: seconds for all, or None.
+        clock: of the whole fit.
+        later_draws: draws that diagnostics weigh within the limit of the clock, where it has one.
         control_variates: whether batches are corrected at the warm start's mode.
         grows: whether a guide that turns out too small may grow.
+        second_share: share of the time left in which a larger guide has to be found, if it is to be trained.
     """
 
     recipe: GuideRecipe
@@ -41,9 +45,11 @@ class Plan(NamedTuple):
     settings: Settings
     keys: list[PRNGKeyArray]
     steps: int
-    time_limit: float | None
+    clock: Clock
+    later_draws: int
     control_variates: bool
     grows: bool
+    second_share: float = 0.5
 
 
 class Fitted(NamedTuple):
@@ -56,6 +62,8 @@ class Fitted(NamedTuple):
         settings: of the last training.
         pilot: the first training, where the guide has grown.
         pace: factor of the learning rate in the last training.
+        warm_seconds: how long the warm start took; zero where an earlier call had made it.
+        clock: of the fit, with the seconds that an interrupted run had used.
     """
 
     outcome: Outcome
@@ -64,53 +72,68 @@ class Fitted(NamedTuple):
     settings: Settings
     pilot: Pilot | None = None
     pace: float = 1.0
+    warm_seconds: float = 0.0
+    clock: Clock = Clock()
 
 
-def train(plan: Plan, line: Progress, saved: Checkpoint | None) -> Fitted:
+def train(plan: Plan, line: Progress, saved: Checkpoint | None, stop: Interrupt) -> Fitted:
     """Warm start and training, or the rest of a checkpoint's; processes that do not lead follow."""
-    began, team, settings = time.perf_counter(), Team.of(plan.settings.mesh), plan.settings
+    team, settings = Team.of(plan.settings.mesh), plan.settings
     if not team.leads:
         start = hear(plan.recipe, plan.target, team)
         outcome = follow(start.guide, start.target, settings, key=plan.keys[2], team=team)
-        return Fitted(outcome, start, plan.recipe, settings)
-    found = None if saved is None else saved.found(plan.recipe)
+        return Fitted(outcome, start, plan.recipe, settings, clock=plan.clock)
+    found, warm_seconds = None if saved is None else saved.found(plan.recipe), 0.0
     if found is not None:
-        began -= found.seconds
+        plan = plan._replace(clock=plan.clock.after(found.seconds))
         if found.pilot is not None and not team.alone:
             raise InputError(
                 "the checkpoint is of a guide that has grown, which one process trains. Go on with one."
             )
         if found.pilot is not None:
             larger = Grown(found.recipe, found.start, found.pilot)
-            return _go_on(plan, larger, began, line, saved, found.snapshot)
+            return _go_on(plan, larger, line, saved, found.snapshot, stop)
         start, snapshot = found.start, found.snapshot
     else:
-        start, snapshot = begin(plan.recipe, plan.target, plan.keys, line, plan.control_variates), None
+        # Passes over rows in files do not ask `stop`, and before their end there is nothing to give back.
+        with stop.at_once() if plan.target.stream is not None else contextlib.nullcontext():
+            start = begin(plan.recipe, plan.target, plan.keys, line, plan.control_variates, plan.clock, stop)
+        warm_seconds, snapshot = plan.clock.seconds, None
     tell(start, team)
     if saved is not None:
         saved.begin(start)
     watch = _ignore if saved is None else saved.watch
-    outcome = _trainer(plan, start, settings, began, line, watch, snapshot).run()
-    fitted = Fitted(outcome, start, plan.recipe, settings)
-    return _grow(plan, fitted, began, line, saved) if plan.grows and team.alone else fitted
+    outcome = _trainer(plan, start, settings, line, watch, snapshot, stop).run()
+    fitted = Fitted(outcome, start, plan.recipe, settings, clock=plan.clock)
+    fitted = _grow(plan, fitted, line, saved, stop) if plan.grows and team.alone else fitted
+    return fitted._replace(warm_seconds=warm_seconds)
 
 
-def _grow(plan: Plan, fitted: Fitted, began: float, line: Progress, saved: Checkpoint | None) -> Fitted:
+def _grow(plan: Plan, fitted: Fitted, line: Progress, saved: Checkpoint | None, stop: Interrupt) -> Fitted:
     """The fit of a larger guide where there is something left to gain; what there is, whatever goes wrong."""
-    seconds = time.perf_counter() - began
-    left = np.inf if plan.time_limit is None else plan.time_limit - seconds
-    outcome, start = fitted.outcome, fitted.start
+    outcome, start, clock = fitted.outcome, fitted.start, plan.clock
+    # The second training needs its share of the time too.
+    clock = clock.within(clock.share(plan.second_share)) if clock.limited else clock
     try:
-        larger = grown(
-            plan.recipe, start, outcome, seconds=seconds, left=left, key=plan.keys[1], progress=line
-        )
+        with stop.at_once():
+            larger = grown(
+                plan.recipe,
+                start,
+                outcome,
+                seconds=plan.clock.seconds,
+                clock=clock,
+                key=plan.keys[1],
+                progress=line,
+            )
         if saved is not None:
             saved.stop_if_asked()
         if larger is None:
             return fitted
-        found = _go_on(plan, larger, began, line, saved, None)
+        found = _go_on(plan, larger, line, saved, None, stop)
         return found if larger.pace == 1 else _better(fitted, found)
     except KeyboardInterrupt:
+        if stop.twice:
+            raise
         return fitted._replace(outcome=outcome._replace(status=Status.INTERRUPTED))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
@@ -126,16 +149,17 @@ def _better(first: Fitted, second: Fitted) -> Fitted:
         return second
     cut_short = second.outcome.status in (Status.INTERRUPTED, Status.TIME_LIMIT)
     status = second.outcome.status if cut_short else first.outcome.status
-    return first._replace(outcome=first.outcome._replace(status=status))
+    outcome = first.outcome._replace(status=status, gradients=second.outcome.gradients)
+    return first._replace(outcome=outcome)
 
 
 def _go_on(
     plan: Plan,
     larger: Grown,
-    began: float,
     line: Progress,
     saved: Checkpoint | None,
     snapshot: Snapshot | None,
+    stop: Interrupt,
 ) -> Fitted:
     """The second training, of a guide that has grown."""
     line.note(f"{larger.pilot.gap:.2g} nats were left; the guide grows")
@@ -150,9 +174,15 @@ def _go_on(
         watch = saved.stop_if_asked
     # Other random numbers than those of the pilot.
     plan = plan._replace(keys=[*plan.keys[:2], jr.fold_in(plan.keys[2], 1), *plan.keys[3:]])
-    outcome = _trainer(plan, larger.start, settings, began, line, watch, snapshot).run()
+    outcome = _trainer(plan, larger.start, settings, line, watch, snapshot, stop).run()
     return Fitted(
-        larger.pilot.then(outcome), larger.start, larger.recipe, settings, larger.pilot, larger.pace
+        larger.pilot.then(outcome),
+        larger.start,
+        larger.recipe,
+        settings,
+        larger.pilot,
+        larger.pace,
+        clock=plan.clock,
     )
 
 
@@ -160,22 +190,23 @@ def _trainer(
     plan: Plan,
     start: Start,
     settings: Settings,
-    began: float,
     line: Progress,
     watch: Callable[[Trainer], None],
     snapshot: Snapshot | None,
+    stop: Interrupt,
 ) -> Trainer:
     return Trainer(
         start.guide,
         start.target,
         settings,
-        Budget(plan.steps, None if plan.time_limit is None else began + plan.time_limit),
+        Budget(plan.steps, plan.clock, plan.later_draws, start.gradient_seconds),
         key=plan.keys[2],
         progress=line,
         snapshot=snapshot,
         watch=watch,
         team=Team.of(settings.mesh),
         settled=start.look if settings.objective.caution is None else None,
+        stop=stop,
     )
 
 

@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from dmvi._clock import Clock
+from dmvi._interrupt import Interrupt
 from dmvi._run import Status
 from dmvi.objectives import chunk_size
-from dmvi.posterior import Posterior
-from dmvi.posterior._diagnostics import DRAWS, MORE_DRAWS, weigh
+from dmvi.posterior import Diagnostics, Posterior
+from dmvi.posterior._diagnostics import CARE, DRAWS, MORE_DRAWS, weigh
 from dmvi.posterior._draws import Draws
 from tests.posterior.gaussians import LOG_EVIDENCE, ScaledGaussian, a_run, gaussian_target
 
@@ -144,3 +146,43 @@ def test_chunks_shrink_with_dimension_and_data_but_always_divide_the_usual_numbe
     assert chunk_size(5000, None) < chunk_size(500, None) < chunk_size(10, None)
     assert chunk_size(10, 1_000_000) < chunk_size(10, 8)
     assert all(4000 % chunk_size(dim, size) == 0 for dim in (1, 60, 102, 5000) for size in (None, 10_000))
+
+
+def test_slow_draws_are_weighed_in_pieces_with_the_same_result():
+    """A piece takes a second at most; and there are as many of them as there is time for."""
+    quick, slow = (Draws(gaussian_target(), ScaledGaussian(0.9), seconds) for seconds in (0.0, 0.03))
+    whole = quick.weigh(jax.random.key(0), 500)
+    np.testing.assert_allclose(slow.weigh(jax.random.key(0), 500).log_w, whole.log_w, atol=1e-5)
+    asked = []
+
+    def goes_on():
+        asked.append(None)
+        return len(asked) < 3
+
+    few = slow.weigh(jax.random.key(0), 500, goes_on=goes_on)
+    assert len(few.log_w) == len(few.xi) == 75
+    np.testing.assert_allclose(few.log_w, whole.log_w[:75], atol=1e-5)
+    assert len(slow.weigh(jax.random.key(0), 500, goes_on=lambda: False).log_w) == 25
+
+
+@pytest.mark.parametrize(
+    ("seconds", "draws"), [(0.0, DRAWS), (0.01, DRAWS), (0.05, 6000), (10.0, CARE.fewest)]
+)
+def test_without_a_time_limit_slow_draws_are_fewer(seconds, draws):
+    run = dataclasses.replace(a_run(), gradient_seconds=seconds)
+    posterior = Posterior(gaussian_target(), ScaledGaussian(0.9), run, jax.random.key(0))
+    assert posterior.diagnostics.draws == len(posterior.log_weights) == draws
+    # Where more would not be patient enough, doubt is left as it is.
+    doubtful = Posterior(gaussian_target(), ScaledGaussian(0.45), run, jax.random.key(0))
+    assert doubtful.diagnostics.draws == (MORE_DRAWS if seconds == 0 else draws)
+
+
+def test_diagnostics_within_a_limit_leave_out_what_there_is_no_time_for():
+    run = dataclasses.replace(a_run(), gradient_seconds=0.03, gradients=123)
+    posterior = Posterior(gaussian_target(), ScaledGaussian(0.9), run, jax.random.key(0))
+    posterior.judge_within(Clock(1.0, used=2.0), Interrupt())
+    found = posterior.diagnostics
+    assert (found.draws, found.gradients) == (25, 123)
+    assert np.isnan(found.rounding)
+    assert posterior.verdict.name == "DO_NOT_TRUST"
+    assert Diagnostics.from_dict(json.loads(json.dumps(found.to_dict()))).draws == 25

@@ -70,6 +70,28 @@ def test_without_the_model_draws_diagnostics_and_settings_are_there(fit, stored)
     assert {"posterior", "posterior_predictive", "log_likelihood", "observed_data"} <= set(tree.children)
 
 
+def test_the_work_of_a_fit_is_kept(fit, stored, path, tmp_path):
+    """Its gradients and the seconds of its stages; files that do not know them are read as before."""
+    run = fit.run
+    assert fit.diagnostics.gradients == run.gradients >= run.steps * run.settings["particles"]
+    assert sum(run.stage_seconds.values()) == pytest.approx(run.seconds)
+    assert run.gradient_seconds > 0
+    for name in ("gradients", "gradient_seconds", "stage_seconds"):
+        assert getattr(stored.run, name) == getattr(run, name)
+    assert f"{run.gradients:,} evaluations" in repr(fit)
+    arrays, record = read(path)
+    for name in ("gradients", "gradient_seconds", "stage_seconds"):
+        del record["run"][name]
+    del record["diagnostics"]["gradients"]
+    older = dmvi.load(write(tmp_path / "older.dmvi", arrays, record) or tmp_path / "older.dmvi")
+    assert (older.run.gradients, older.diagnostics.gradients, dict(older.run.stage_seconds)) == (0, 0, {})
+    assert "not counted" in repr(older)
+    record["run"] |= {"gradients": -1, "gradient_seconds": 0.0, "stage_seconds": {}}
+    write(tmp_path / "odd.dmvi", arrays, record)
+    with pytest.raises(FileError, match="below zero"):
+        dmvi.load(tmp_path / "odd.dmvi")
+
+
 def test_fewer_stored_draws_are_the_first_and_more_or_others_are_refused(stored):
     np.testing.assert_array_equal(stored.sample(5)["a"], stored.sample()["a"][:5])
     with pytest.raises(InputError, match="200"):

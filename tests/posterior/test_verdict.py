@@ -45,6 +45,11 @@ GOOD = Diagnostics(
         ({"ess": 0.28, "khat": 1.16}, Verdict.DO_NOT_TRUST, "too much weight"),
         ({"khat": float("inf"), "ess": 0.0}, Verdict.DO_NOT_TRUST, "weight"),
         ({"khat": float("nan"), "ess": 0.95}, Verdict.DO_NOT_TRUST, "tails"),
+        # Of few draws k-hat is less certain: 0.65 is above 0.7 by as much as its error is larger.
+        ({"khat": 0.65, "draws": 1000}, Verdict.DO_NOT_TRUST, "too uncertain"),
+        ({"khat": 0.4, "draws": 1000}, Verdict.TRUST, "even"),
+        ({"khat": 0.4, "draws": 249}, Verdict.DO_NOT_TRUST, "249 draws only"),
+        ({"ess": 0.999, "khat": 0.0, "draws": 249}, Verdict.DO_NOT_TRUST, "too few to judge"),
         ({"non_finite": 21}, Verdict.DO_NOT_TRUST, "not finite"),
         ({"non_finite": 21, "ess": 1.0}, Verdict.DO_NOT_TRUST, "not finite"),
         ({"round_trip_misses": 0.02, "round_trip_error": 3.0}, Verdict.DO_NOT_TRUST, "inverting"),
@@ -83,6 +88,13 @@ def test_good_weights_are_trusted_however_training_ended(status):
     judgement = judge(dataclasses.replace(GOOD, status=status))
     assert judgement.verdict is Verdict.TRUST
     assert judgement.advice == ()
+
+
+def test_what_there_was_no_time_for_is_told():
+    judgement = judge(dataclasses.replace(GOOD, missed=float("nan"), rounding=float("nan")))
+    assert judgement.verdict is Verdict.TRUST
+    assert "no time to see whether modes" in judgement.reasons[1]
+    assert "longer time_limit" in judge(dataclasses.replace(GOOD, draws=100)).advice[0]
 
 
 def test_small_faults_are_remarked_upon_without_changing_the_verdict():

@@ -169,7 +169,7 @@ def test_a_guide_that_folds_is_straightened(objective):
 def course(gap: float, *, budget: int = 10_000, objective=None) -> Course:
     """A course whose looks all show this gap, to its end; plateaus are seen at once."""
     chosen = dataclasses.replace(settings(chunk=10, cooldown_steps=200), objective=objective or PathELBO())
-    found = Course(Kept(0, Look(-1.0, 0.001)), 0, chosen, Budget(budget, None))
+    found = Course(Kept(0, Look(-1.0, 0.001)), 0, chosen, Budget(budget))
     step = 0
     while not found.done:
         step += 10
@@ -195,7 +195,7 @@ def test_without_a_plateau_annealing_ends_with_the_budget(gap, steps, monkeypatc
 
 def test_annealing_ends_early_once_there_is_nothing_left_to_gain():
     chosen = settings(chunk=10, cooldown_steps=200)
-    found, step = Course(Kept(0, Look(-1.0, 0.001)), 0, chosen, Budget(10_000, None)), 0
+    found, step = Course(Kept(0, Look(-1.0, 0.001)), 0, chosen, Budget(10_000)), 0
     while not found.done:
         step += 10
         gap = 1.0 if found.status is None else 45 / ANNEALING

@@ -1,7 +1,6 @@
 """The loop: what it returns, why it stops, and that it never makes things worse."""
 
 import dataclasses
-import time
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +10,15 @@ import optax
 import pytest
 
 from dmvi import Status
+from dmvi._clock import Clock
+from dmvi._interrupt import Interrupt
 from dmvi.guides import Gaussian
 from dmvi.objectives import CoveringELBO
+from dmvi.targets import Target, from_log_density
 from dmvi.training import (
     Budget,
+    Course,
+    Kept,
     Outcome,
     Progress,
     Seen,
@@ -30,6 +34,9 @@ from tests.guides.registry import DIM, base, exact_gaussian, target, untrained
 
 CHUNK, COOLDOWN = 20, 60
 OPTIMIZER = default_optimizer(2e-2)  # one object, so that trainings share their compiled programs
+
+
+NO_LIMIT = Clock()
 
 
 class Recorder(Silent):
@@ -59,7 +66,8 @@ def train(
     chunk: int = CHUNK,
     cooldown_steps: int = COOLDOWN,
     optimizer=None,
-    deadline: float | None = None,
+    clock: Clock = NO_LIMIT,
+    stop: Interrupt | None = None,
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Outcome:
@@ -69,9 +77,10 @@ def train(
         gaussian_guide() if guide is None else guide,
         target("gaussian") if model is None else model,
         settings,
-        Budget(steps, deadline),
+        Budget(steps, clock),
         key=jr.key(seed),
         progress=progress or Silent(),
+        stop=stop,
     )
     return trainer.run()
 
@@ -120,10 +129,11 @@ def test_steps_are_never_exceeded(steps, chunk, cooldown_steps):
 
 
 def test_time_limit():
-    """A deadline that has passed leaves one chunk; the status says why."""
-    done = train(steps=10_000, deadline=time.perf_counter() - 1.0)
-    assert done.status is Status.TIME_LIMIT
-    assert done.steps <= 2 * CHUNK
+    """A limit that has passed leaves the start; the status says why."""
+    start = gaussian_guide()
+    done = train(start, steps=10_000, clock=Clock(1.0, used=2.0))
+    assert (done.status, done.steps, done.gradients) == (Status.TIME_LIMIT, 0, 0)
+    assert same(done.guide, start)
 
 
 @pytest.mark.parametrize("at", [1, 4])
@@ -147,6 +157,55 @@ def test_never_worse_than_the_start(name, steps):
     done = train(guide, steps=steps, optimizer=DESTRUCTIVE[name])
     assert same(done.guide, guide)
     assert done.status in (Status.WARM_START, Status.DIVERGED)
+
+
+def holed(radius: float) -> Target:
+    """A Gaussian whose density and slope are NaN beyond a radius of a centre two sds from the mean."""
+    with jax.numpy_rank_promotion("allow"):
+        return from_log_density(
+            lambda x: jnp.where(jnp.sum(x**2) > radius**2, jnp.nan, -0.5 * jnp.sum((x - 1.0) ** 2)),
+            jnp.zeros(DIM),
+        )
+
+
+def mean_of_finite(guide, model) -> float:
+    """The ELBO as diagnostics estimate it, on draws that no training has seen."""
+    keys = jr.split(jr.key(99), 4000)
+    draws = jax.vmap(guide.draw)(keys)
+    log_w = np.asarray(jax.vmap(model.log_density)(draws.xi) - draws.log_q, float)
+    return float(np.mean(log_w[np.isfinite(log_w)]))
+
+
+@pytest.mark.parametrize("name", DESTRUCTIVE)
+@pytest.mark.parametrize("radius", [2.2, 1.2])
+def test_never_worse_than_a_start_of_which_many_weights_are_not_finite(name, radius):
+    """Looks at the start are minus infinity then, and those at what has become of it too."""
+    guide, model = gaussian_guide(), holed(radius)
+    lost = np.mean(
+        ~np.isfinite(jax.vmap(model.log_density)(jax.vmap(guide.draw)(jr.split(jr.key(1), 2000)).xi))
+    )
+    assert lost > 0.1
+    done = train(guide, model=model, steps=200, optimizer=DESTRUCTIVE[name])
+    assert np.isfinite(done.state.flat).all()
+    assert mean_of_finite(done.guide, model) >= mean_of_finite(guide, model) - 0.05
+
+
+def test_one_draw_far_out_does_not_hide_that_the_start_was_better():
+    """A look whose error is as large as its ELBO is low is no reason to prefer it."""
+    start = Kept("start", Look.at(np.where(np.arange(100) < 20, np.nan, -3000.0)))
+    assert start.look.elbo == -np.inf
+    settings = Settings(CoveringELBO(), OPTIMIZER, 8, CHUNK, COOLDOWN)
+    course = Course(start, 0, settings, Budget(200))
+    course.record(Kept("good", Look(-2900.0, 30.0, 5.0)), CHUNK, 0, 0.0)
+    course.record(Kept("wild", Look(-711_772.0, 400_000.0, 1e6)), 2 * CHUNK, 15, 0.0)
+    fresh = {"start": start.look, "good": Look(-2900.0, 30.0), "wild": Look(-711_772.0, 400_000.0)}
+    assert course.chosen("wild", fresh.__getitem__) == "good"
+    fresh["good"] = Look(-5000.0, 30.0)
+    assert course.chosen("wild", fresh.__getitem__) == "good"  # beyond the noise of both looks
+    worse = Course(start, 0, settings, Budget(200))
+    worse.record(Kept("wild", Look(-711_772.0, 400_000.0, 1e6)), CHUNK, 15, 0.0)
+    assert worse.best is start
+    assert worse.chosen("wild", fresh.__getitem__) == "start"
 
 
 def tired_after(steps: int) -> optax.GradientTransformation:
@@ -213,7 +272,7 @@ def test_training_on_many_draws_compiles_no_other_program_for_its_looks(monkeypa
     monkeypatch.setattr(_loop, "look_at", lambda *args: taken.append(args) or Look(0.0, 0.0))
     settings = Settings(CoveringELBO(), OPTIMIZER, 64, 40, 80)
     trainer = Trainer(
-        gaussian_guide(), target("gaussian"), settings, Budget(200, None), key=jr.key(0), progress=Silent()
+        gaussian_guide(), target("gaussian"), settings, Budget(200), key=jr.key(0), progress=Silent()
     )
     done = trainer.run()
     assert not taken

@@ -1,5 +1,6 @@
 """Weighed draws on the full data: what fits are compared, corrected and judged by."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from dmvi.targets._target import Target
 
 # All of them divide 4,000 and 20,000, so that nothing is drawn only to be thrown away.
 _CHUNKS = (2000, 1000, 500, 250, 100, 50, 25)
+_FEWER = (*_CHUNKS, 5, 1)  # what a chunk is divided into where a density takes long
 ROUND_TRIPS = 256  # draws whose density is found again by inversion
 # Numbers that one chunk may hold at a time: 64 MiB in float32.
 _CHUNK_NUMBERS = 2**24
@@ -48,15 +50,47 @@ def chunk_keys(key: PRNGKeyArray, n: int, chunk: int) -> list[PRNGKeyArray]:
     return children(key, -(-n // chunk))
 
 
+def piece_size(chunk: int, seconds: float, longest: float) -> int:
+    """How many draws of a chunk go through the device together where one takes so many seconds.
+
+    Args:
+        chunk: as `chunk_size` gives it.
+        seconds: that one draw with its density takes; zero where that is not known.
+        longest: seconds that one program may run.
+    """
+    return next((size for size in _FEWER if size <= chunk and size * seconds <= longest), 1)
+
+
+def weigh_pieces(
+    guide: Guide, target: Target, key: PRNGKeyArray, chunk: int, piece: int
+) -> Iterator[Weighed]:
+    """The draws of `weigh_chunk`, up to rounding, a piece at a time."""
+    if piece >= chunk:
+        yield weigh_chunk(guide, target, key, chunk)
+        return
+    keys = jr.split(key, chunk)
+    for begin in range(0, chunk, piece):
+        yield weigh_keys(guide, target, keys[begin : begin + piece])
+
+
+@compiled
+def weigh_keys(guide: Guide, target: Target, keys: PRNGKeyArray) -> Weighed:
+    """One draw for each key."""
+    return _weighed(guide, target, keys)
+
+
 @compiled
 def weigh_chunk(guide: Guide, target: Target, key: PRNGKeyArray, chunk: int) -> Weighed:
     """One chunk of draws; training and diagnostics call this one compiled program."""
+    return _weighed(guide, target, jr.split(key, chunk))
 
+
+def _weighed(guide: Guide, target: Target, keys: PRNGKeyArray) -> Weighed:
     def one(key: PRNGKeyArray) -> Weighed:
         draw = guide.draw(key)
         return Weighed(draw.xi, target.log_density(draw.xi), draw.log_q)
 
-    return jax.vmap(one)(jr.split(key, chunk))
+    return jax.vmap(one)(keys)
 
 
 @compiled

@@ -1,7 +1,7 @@
 """What importance weights on fresh draws say about a fit."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 from scipy.special import logsumexp
 
+from dmvi._clock import Clock
 from dmvi._run import Run, Status
 from dmvi.objectives import ROUND_TRIPS, Weighed
 from dmvi.posterior._draws import Draws
 from dmvi.posterior._drivers import Driver, drivers
-from dmvi.posterior._missed import missed_share
+from dmvi.posterior._missed import TRIED, missed_share
 from dmvi.posterior._psis import smooth
-from dmvi.posterior._rounding import rounding_error
+from dmvi.posterior._rounding import EVALUATIONS, rounding_error
 
 DRAWS = 20_000
 # The standard error of k-hat is about (1 + k) / sqrt(3 sqrt(n)): 0.08 at n = 20,000 and 0.06 at 80,000.
@@ -23,6 +24,29 @@ MORE_DRAWS = 80_000
 _DOUBTFUL = (0.6, 1.0)
 # An error of log q beyond this many nats is no rounding: the solver was not inverted.
 _ROUND_TRIP_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Care:
+    """How much the diagnostics may take where a density is slow or time is limited.
+
+    Attributes:
+        patience: seconds of weighing without a time limit, beyond which there are fewer draws.
+        fewest: draws that are weighed nevertheless.
+        weighing: share of the time left that goes to the weights; the rest is for what is found out beside
+            them, and for compiling that.
+        beside: share of the time then left that each of those may take, or it is left out.
+        fewest_tried: draws around a mode from which its share of the posterior can be told.
+    """
+
+    patience: float = 300.0
+    fewest: int = 1000
+    weighing: float = 0.6
+    beside: float = 0.4
+    fewest_tried: int = 25
+
+
+CARE = Care()
 
 
 class Weights(NamedTuple):
@@ -71,9 +95,11 @@ class Diagnostics:
         history: ELBO on fresh draws, one value per look at the guide during training.
         history_steps: step of each look.
         missed: share of the posterior, by estimate, around a mode that the warm start's searches ended in
-            and the guide has next to no draws near; the largest of several.
+            and the guide has next to no draws near; the largest of several, NaN where there was no time.
         rounding: standard deviation, in nats, of rounding errors of the log-density in single precision; zero
-            in double precision and for rows gone through in batches, which are summed in it.
+            in double precision and for rows gone through in batches, which are summed in it; NaN where
+            there was no time to look.
+        gradients: evaluations of the model's gradient, or of its density alone, by warm start and training.
     """
 
     elbo: float
@@ -97,6 +123,7 @@ class Diagnostics:
     history_steps: tuple[int, ...] = ()
     missed: float = 0.0
     rounding: float = 0.0
+    gradients: int = 0
 
     @property
     def gap(self) -> float:
@@ -112,8 +139,8 @@ class Diagnostics:
         """The inverse of `to_dict`; raises KeyError, TypeError or ValueError where a value is amiss."""
         found: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            if field.name in ("missed", "rounding") and field.name not in values:
-                continue  # files of 0.1.0 and before
+            if field.name in ("missed", "rounding", "gradients") and field.name not in values:
+                continue  # older files
             value = values[field.name]
             if field.type in (float, int, str):
                 found[field.name] = field.type(value)
@@ -157,23 +184,38 @@ def weigh(log_w: Float[np.ndarray, " n"]) -> Weights:
     )
 
 
-def weigh_enough(draws: Draws, key: PRNGKeyArray, kept: int) -> Weighed:
+def weigh_enough(
+    draws: Draws,
+    key: PRNGKeyArray,
+    kept: int,
+    goes_on: Callable[[], bool] | None = None,
+) -> Weighed:
     """The weighed draws of the diagnostics: DRAWS, or MORE_DRAWS where k-hat is too near 0.7 to tell.
+
+    Where a draw takes long there are fewer.
 
     Args:
         draws: the guide's.
         key: random key; the first DRAWS are the same in either case.
         kept: how many xi are kept.
+        goes_on: asked between programs whether there is time for another.
     """
-    weighed = draws.weigh(key, DRAWS, kept)
+    affordable = CARE.patience / max(draws.draw_seconds, 1e-9)
+    weighed = draws.weigh(key, int(min(DRAWS, max(CARE.fewest, affordable))), kept, goes_on=goes_on)
     low, high = _DOUBTFUL
-    if not draws.streamed and low < smooth(weighed.log_w)[1] < high:
-        return draws.weigh(key, MORE_DRAWS, kept, before=weighed)
+    whole = len(weighed.log_q) == DRAWS and affordable >= MORE_DRAWS
+    if not draws.streamed and whole and low < smooth(weighed.log_w)[1] < high:
+        return draws.weigh(key, MORE_DRAWS, kept, before=weighed, goes_on=goes_on)
     return weighed
 
 
 def diagnose(
-    draws: Draws, run: Run, weighed: Weighed, names: tuple[str, ...], key: PRNGKeyArray
+    draws: Draws,
+    run: Run,
+    weighed: Weighed,
+    names: tuple[str, ...],
+    key: PRNGKeyArray,
+    clock: Clock | None = None,
 ) -> Diagnostics:
     """Weights of fresh draws, the round trip of 256 of them, and the record of the run.
 
@@ -183,9 +225,18 @@ def diagnose(
         weighed: the fresh draws.
         names: of the coordinates.
         key: random key, for guides whose draws have to be made anew to be inverted.
+        clock: of the fit, where it has a limit that this has to keep.
     """
     error, misses = _round_trip(draws, weighed, key)
     weights = weigh(weighed.log_w)
+    affordable = _evaluations(draws, clock)
+    tried = int(min(TRIED, affordable() / max(len(run.visited), 1)))
+    missed = np.nan if len(run.visited) else 0.0
+    if len(run.visited) and tried >= CARE.fewest_tried:
+        missed = missed_share(draws, weighed, run.visited, weights.log_evidence, tried)
+    rounding = 0.0 if draws.streamed or weighed.xi.dtype == np.float64 else np.nan
+    if np.isnan(rounding) and affordable() >= EVALUATIONS:
+        rounding = rounding_error(draws, weighed.xi)
     return Diagnostics(
         **weights._asdict(),
         round_trip_error=error,
@@ -199,9 +250,20 @@ def diagnose(
         drivers=drivers(weighed.xi, weighed.log_w[: len(weighed.xi)], names),
         history=tuple(map(float, run.history)),
         history_steps=tuple(map(int, run.history_steps)),
-        missed=missed_share(draws, weighed, run.visited, weights.log_evidence),
-        rounding=0.0 if draws.streamed else rounding_error(draws, weighed.xi),
+        missed=missed,
+        rounding=rounding,
+        gradients=run.gradients,
     )
+
+
+def _evaluations(draws: Draws, clock: Clock | None) -> Callable[[], float]:
+    """How many evaluations of the log-density there is time for now."""
+
+    def affordable() -> float:
+        left = CARE.patience if clock is None else clock.share(CARE.beside)
+        return left / max(draws.draw_seconds, 1e-9)
+
+    return affordable
 
 
 def _round_trip(draws: Draws, weighed: Weighed, key: PRNGKeyArray) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Draws of a fitted guide, computed in chunks of one compiled size."""
 
 import functools
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,10 +19,14 @@ from dmvi.objectives import (
     chunk_keys,
     chunk_size,
     evidence_chunk,
+    piece_size,
     round_trip_chunk,
-    weigh_chunk,
+    weigh_keys,
+    weigh_pieces,
 )
 from dmvi.targets import Target
+
+_PROGRAM_SECONDS = 1.0  # that one program may run, as nothing is heard while it does
 
 
 class Draws:
@@ -33,12 +38,16 @@ class Draws:
     Args:
         target: the model at its learned parameters.
         guide: the fitted guide.
+        seconds: that one draw takes with its density; zero where that is not known. Where it is long, fewer
+            densities go through the device together, so that Ctrl-C is heard between them.
     """
 
-    def __init__(self, target: Target, guide: Guide):
+    def __init__(self, target: Target, guide: Guide, seconds: float = 0.0):
         self._target = target.shared()
         self._guide = guide
         self._chunk = chunk_size(target.dim, target.terms)
+        self._piece = piece_size(self._chunk, seconds, _PROGRAM_SECONDS)
+        self.draw_seconds = seconds
         self._predictors: dict[bool, Callable] = {}  # of the prior and of the posterior, at the fit's data
 
     @property
@@ -56,7 +65,12 @@ class Draws:
         return _join([_propose(self._guide, chunk_key, self._chunk) for chunk_key in self._keys(key, n)], n)
 
     def weigh(
-        self, key: PRNGKeyArray, n: int, kept: int | None = None, before: Weighed | None = None
+        self,
+        key: PRNGKeyArray,
+        n: int,
+        kept: int | None = None,
+        before: Weighed | None = None,
+        goes_on: Callable[[], bool] | None = None,
     ) -> Weighed:
         """Draws xi of the guide with log pi(xi) on the full data and log_q.
 
@@ -66,18 +80,33 @@ class Draws:
             kept: how many xi are kept beside the weights, at least; all where it is None. Tens of thousands
                 of draws in as many dimensions would fill a memory.
             before: what this gave for the same key and a smaller n, a multiple of the chunk, to go on from.
+            goes_on: asked between programs, of which at least one is run, whether there is time for another.
         """
         if self._target.stream is not None:
             return self._weigh_rows(key, min(n, self._target.stream.draws))
         nothing = np.empty((0, self._target.dim), jnp.result_type(float))
         parts = [] if before is None else [before]
         done = 0 if before is None else len(before.log_q)
+        # Without anyone to ask, the device runs on while weights are collected.
+        waits = goes_on is not None or self._piece < self._chunk
         for start, chunk_key in zip(range(0, n, self._chunk), self._keys(key, n), strict=True):
             if start < done:
                 continue
-            part = weigh_chunk(self._guide, self._target, chunk_key, self._chunk)
-            parts.append(part if kept is None or start < kept else part._replace(xi=nothing))
+            for part in weigh_pieces(self._guide, self._target, chunk_key, self._chunk, self._piece):
+                part = jax.tree.map(np.asarray, part) if waits else part
+                parts.append(part if kept is None or start < kept else part._replace(xi=nothing))
+                if goes_on is not None and not goes_on():
+                    return _join(parts, n)
         return _join(parts, n)
+
+    def seconds(self, key: PRNGKeyArray) -> float:
+        """How long one draw with its density takes, by trying."""
+        began = taken = 0.0
+        for _ in range(2):  # the first also compiles
+            began = time.perf_counter()
+            jax.block_until_ready(weigh_keys(self._guide, self._target, jax.random.split(key, 1)))
+            taken = time.perf_counter() - began
+        return taken
 
     def _weigh_rows(self, key: PRNGKeyArray, n: int) -> Weighed:
         """Draws weighed on all rows, in one pass over them."""
@@ -117,7 +146,7 @@ class Draws:
         """log pi(xi) on the full data."""
         if self._target.stream is not None:
             return self._over_all_rows(xi)
-        return _over_rows(lambda rows: _log_density(self._target, rows), xi, self._chunk)
+        return _over_rows(lambda rows: _log_density(self._target, rows), xi, self._piece)
 
     def stages(self, key: PRNGKeyArray, n: int) -> Float[np.ndarray, "stages n dim"]:
         """n draws on their way from noise, the last stage being the draws."""

@@ -14,7 +14,11 @@ THIN = 0.1  # a guide that has less than this part of a mode's share has missed 
 
 
 def missed_share(
-    draws: Draws, weighed: Weighed, visited: Float[np.ndarray, "modes rows dim"], log_evidence: float
+    draws: Draws,
+    weighed: Weighed,
+    visited: Float[np.ndarray, "modes rows dim"],
+    log_evidence: float,
+    tried: int = TRIED,
 ) -> float:
     r"""The share of the posterior around visited modes where the guide has next to no draws.
 
@@ -24,7 +28,8 @@ def missed_share(
 
     comes from draws of g_k, so it does not depend on the guide; the guide's share of draws in E_k is counted.
     The largest M_k / (Z + M_k) is returned, over modes of which the guide has less than a tenth. Z is
-    the guide's own estimate of the evidence, which lacks what it has missed.
+    the guide's own estimate of the evidence, which lacks what it has missed. There are `tried` draws of
+    each g_k.
     """
     if not np.isfinite(log_evidence):
         return 0.0
@@ -32,7 +37,7 @@ def missed_share(
     radius = chi2.ppf(HELD, dim)
     for number, mode in enumerate(np.asarray(visited, float)):
         loc, scale = mode[0], mode[1:]
-        noise = np.random.default_rng(number).standard_normal((TRIED, dim))
+        noise = np.random.default_rng(number).standard_normal((tried, dim))
         inside = np.sum(noise**2, axis=1) <= radius
         xi = (loc + noise @ scale.T).astype(weighed.xi.dtype)
         log_g = -0.5 * np.sum(noise**2, axis=1) - 0.5 * dim * np.log(2 * np.pi)

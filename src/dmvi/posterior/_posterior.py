@@ -9,13 +9,15 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from dmvi._clock import Clock
 from dmvi._compile import quick_options
 from dmvi._errors import InputError
+from dmvi._interrupt import Interrupt
 from dmvi._random import children, seed_of
 from dmvi._run import Run
 from dmvi.guides import Guide
 from dmvi.posterior._arviz import Labels, to_datatree
-from dmvi.posterior._diagnostics import DRAWS, Diagnostics, diagnose, weigh_enough
+from dmvi.posterior._diagnostics import CARE, DRAWS, Diagnostics, diagnose, weigh_enough
 from dmvi.posterior._draws import Draws
 from dmvi.posterior._expectation import Expectation, expect
 from dmvi.posterior._named import chosen, constant_dims, digest, library_versions
@@ -81,7 +83,7 @@ class Posterior(Views):
         self.training = None if training is None else tuple(training)
         self.names, self.observed = target.names, target.observed
         self.versions = library_versions()
-        self._draws = Draws(target, guide)
+        self._draws = Draws(target, guide, run.gradient_seconds)
         self._shown: dict[tuple[int, int, bool], dict[str, np.ndarray]] = {}
         self._known = judged
 
@@ -89,15 +91,35 @@ class Posterior(Views):
     def _judged(self) -> tuple[Diagnostics, np.ndarray]:
         if self._known is not None:
             return self._known
-        weighed = weigh_enough(self._draws, self._diagnostics_key, _KEPT_NUMBERS // self.target.dim)
-        again = jax.random.fold_in(self._diagnostics_key, 1)
-        return diagnose(self._draws, self.run, weighed, self.names, again), weighed.log_w
+        return self._judge()
+
+    def judge_within(self, clock: Clock, stop: Interrupt) -> None:
+        """Diagnostics now, with as many draws as there is time for; after Ctrl-C they are left for later."""
+        if self.run.gradient_seconds == 0 and not (stop.asked or self._draws.streamed):
+            self._draws = Draws(self.target, self.guide, self._draws.seconds(self._diagnostics_key))
+        weighing = clock.within(clock.share(CARE.weighing))
+
+        def goes_on() -> bool:
+            return not (stop.asked or weighing.over)
+
+        judged = None if stop.asked else self._judge(clock, goes_on)
+        if judged is not None and not stop.asked:
+            self._known = judged
+
+    def _judge(
+        self, clock: Clock | None = None, goes_on: Callable[[], bool] | None = None
+    ) -> tuple[Diagnostics, np.ndarray]:
+        kept, key = _KEPT_NUMBERS // self.target.dim, self._diagnostics_key
+        weighed = weigh_enough(self._draws, key, kept, goes_on)
+        again = jax.random.fold_in(key, 1)
+        return diagnose(self._draws, self.run, weighed, self.names, again, clock), weighed.log_w
 
     @property
     def diagnostics(self) -> Diagnostics:
         """What fresh draws on the full data say about the fit; made when first asked for.
 
-        20,000 of them, or 80,000 where k-hat is too near 0.7 to tell; of rows in files fewer.
+        20,000 of them, or 80,000 where k-hat is too near 0.7 to tell; of rows in files and of densities that
+        take milliseconds fewer. A fit with a time limit makes them within it, as many as there is time for.
         """
         return self._judged[0]
 

@@ -138,6 +138,7 @@ def _model(fit: Views, n: int, seed: int) -> str:
     sites += [(site, "observed", _shape(np.shape(values))) for site, values in fit.observed.items()]
     settings = [(name, _shown(value)) for name, value in fit.run.settings.items()]
     settings += [("seed", fit.run.seed), ("warm start", fit.run.warm_start)]
+    settings += [(f"seconds of {stage}", f"{taken:.1f}") for stage, taken in fit.run.stage_seconds.items()]
     return (
         "<h2>Model and settings</h2>"
         + plain_table("Sites of the model.", ("site", "kind", "shape"), sites)

@@ -13,6 +13,7 @@ POINTS = 9  # on each line
 # draws are not far apart in density either, longer.
 SPACING, SPACING_OF_ONE = 0.05, 0.2
 CLOSER = 4  # times: kinks and saddles of the density lose by it, rounding does not
+EVALUATIONS = LINES * (1 + 2 * POINTS)  # of the log-density
 ORDER = 6  # of the differences, which leave nothing of a smooth function over so short a way
 QUANTILE = 0.75  # of the lines, as some may lead where the density is not smooth
 

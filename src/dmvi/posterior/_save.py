@@ -95,19 +95,9 @@ def save(posterior: "Posterior", path: Path, *, n: int, seed: int) -> Path:
     for tree, leaves in trees.items():
         kept = jax.tree.leaves(eqx.filter(leaves, eqx.is_array))
         arrays |= {f"{tree}/{i}": leaf for i, leaf in enumerate(kept)}
-    run = posterior.run
     record = {
         "diagnostics": posterior.diagnostics.to_dict(),
-        "run": {
-            "status": run.status.name,
-            "steps": run.steps,
-            "seconds": run.seconds,
-            "skipped": run.skipped,
-            "warm_start": run.warm_start,
-            "guide_name": run.guide_name,
-            "seed": run.seed,
-            "settings": dict(run.settings),
-        },
+        "run": _told(posterior.run),
         "names": list(posterior.names),
         "dims": {site: list(names) for site, names in constant_dims(posterior.target).items()}
         | {site: list(names) for site, names in posterior.target.dims.items()},
@@ -122,6 +112,14 @@ def save(posterior: "Posterior", path: Path, *, n: int, seed: int) -> Path:
     }
     write(path, {name: np.asarray(array) for name, array in arrays.items()}, record)
     return path
+
+
+def _told(run: Run) -> dict[str, Any]:
+    """A run in values that JSON can hold, but for its arrays."""
+    arrays = ("history", "history_steps", "visited")
+    told = {name: value for name, value in vars(run).items() if name not in arrays}
+    mappings = {"settings": dict(run.settings), "stage_seconds": dict(run.stage_seconds)}
+    return {**told, "status": run.status.name, **mappings}
 
 
 def read_fit(path: Path) -> Fit:
@@ -169,7 +167,9 @@ def _understood(contents: Contents) -> Fit:
     diagnostics = Diagnostics.from_dict(record["diagnostics"])
     if any(driver.name not in record["names"] for driver in diagnostics.drivers):
         raise FileError("the file says that coordinates drive its weights which it does not have.")
-    seen = {"visited": _visited(trees["visited"], single["xi"].shape[1])} if trees["visited"] else {}
+    seen: dict[str, Any] = (
+        {"visited": _visited(trees["visited"], single["xi"].shape[1])} if trees["visited"] else {}
+    )
     return Fit(
         diagnostics=diagnostics,
         run=Run(
@@ -183,6 +183,7 @@ def _understood(contents: Contents) -> Fit:
             history=single["history"],
             history_steps=single["history_steps"],
             settings=settings,
+            **_counted(run),
             **seen,
         ),
         groups=groups,
@@ -190,6 +191,17 @@ def _understood(contents: Contents) -> Fit:
         leaves={tree: [leaves[i] for i in range(len(leaves))] for tree, leaves in trees.items()},
         record=record,
     )
+
+
+def _counted(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What older files do not say of a run."""
+    if "gradients" not in run:
+        return {}
+    stages = {str(name): float(seconds) for name, seconds in dict(run["stage_seconds"]).items()}
+    gradients, seconds = int(run["gradients"]), float(run["gradient_seconds"])
+    if gradients < 0 or not all(0 <= taken < np.inf for taken in (seconds, *stages.values())):
+        raise FileError("the file has counts or times of the fit below zero or without end.")
+    return {"gradients": gradients, "gradient_seconds": seconds, "stage_seconds": stages}
 
 
 def _visited(leaves: dict[int, np.ndarray], dim: int) -> np.ndarray:

@@ -3,6 +3,8 @@
 import enum
 from dataclasses import dataclass
 
+import numpy as np
+
 from dmvi._run import Status
 from dmvi.posterior._diagnostics import DRAWS, Diagnostics
 
@@ -38,6 +40,8 @@ _ESS_AS_THEY_ARE = 0.9
 _ESS_EVEN = 0.99
 # Fewer effective draws than this make quantiles too noisy to quote.
 _EFFECTIVE_DRAWS = 400
+# So few weights tell too little of their tail for any verdict but this: not to trust.
+_FEWEST = 250
 _NON_FINITE = 1e-3
 _ROUND_TRIP_MISSES = 0.01
 _SKIPPED = 0.1
@@ -55,11 +59,13 @@ def judge(diagnostics: Diagnostics) -> Judgement:
 
     - trust: ESS at least 0.9 and k-hat below 0.7, or ESS at least 0.99 whatever k-hat says;
     - trust after resampling: k-hat below 0.7 and at least 400 effective draws;
-    - do not trust: everything else, more than 0.1 % of the weights not finite, more than 1 % of the
-      draws whose density the guide could not confirm by inverting itself (a mixture the component that
-      made the draw; chains, whose weights are those of whole paths, are not inverted), or a separate
-      mode of more than 0.1 % of the posterior that the warm start visited and the guide has no draws
-      near.
+    - do not trust: everything else, fewer than 250 draws, more than 0.1 % of the weights not finite, more
+      than 1 % of the draws whose density the guide could not confirm by inverting itself (a mixture the
+      component that made the draw; chains, whose weights are those of whole paths, are not inverted), or a
+      separate mode of more than 0.1 % of the posterior that the warm start visited and the guide has no
+      draws near.
+
+    Of fewer than 20,000 draws k-hat has to be below 0.7 by as much as its standard error is larger then.
 
     How training ended does not enter: the weights judge the fit that it left behind. It does
     decide what is worth trying next.
@@ -68,7 +74,7 @@ def judge(diagnostics: Diagnostics) -> Judgement:
     if fault is not None:
         return Judgement(Verdict.DO_NOT_TRUST, (fault, *_remarks(diagnostics)), _advice(diagnostics))
     d = diagnostics
-    tails_hold = d.khat < _KHAT
+    tails_hold = d.khat + _uncertainty(d) < _KHAT
     pool = min(d.draws, DRAWS)  # out of which draws are resampled, however many have been weighed
     if d.ess >= _ESS_AS_THEY_ARE and tails_hold:
         verdict, reason = (
@@ -92,10 +98,18 @@ def judge(diagnostics: Diagnostics) -> Judgement:
     return Judgement(verdict, (reason, *_remarks(d)), advice)
 
 
+def _uncertainty(d: Diagnostics) -> float:
+    """How much larger the standard error of k-hat, (1 + k) / sqrt(3 sqrt(n)), is than of 20,000 draws."""
+    errors = [1 / np.sqrt(3 * np.sqrt(n)) for n in (max(d.draws, 1), DRAWS)]
+    return max(0.0, (1 + max(d.khat, 0.0)) * float(errors[0] - errors[1]))
+
+
 def _fault(d: Diagnostics) -> str | None:
     """A reason that makes the weights themselves meaningless, if there is one."""
     if d.non_finite > _NON_FINITE * d.draws:
         return f"{d.non_finite:,} of {d.draws:,} log-weights are not finite, and the estimates leave them out"
+    if d.draws < _FEWEST:
+        return f"there was time to weigh {d.draws:,} draws only, too few to judge the fit by"
     if d.round_trip_misses > _ROUND_TRIP_MISSES:
         return (
             f"inverting the guide did not give back the density of {100 * d.round_trip_misses:.0f} % of the "
@@ -111,6 +125,11 @@ def _fault(d: Diagnostics) -> str | None:
 
 def _heavy_tail(d: Diagnostics) -> str:
     """The words for weights whose tail is too heavy, kinder where the bulk agrees."""
+    if d.khat < _KHAT:
+        return (
+            f"of {d.draws:,} draws the tail (k-hat {d.khat:.2f}) is too uncertain to tell whether resampling "
+            f"mends weights as uneven as these (ESS {d.ess:.2f})"
+        )
     if d.ess >= _ESS_AS_THEY_ARE:
         return (
             f"the bulk agrees with the model (ESS {d.ess:.2f}) but the tails do not (k-hat {d.khat:.2f}): "
@@ -135,6 +154,8 @@ def _remarks(d: Diagnostics) -> tuple[str, ...]:
             f"single precision rounds the log-density by about {d.rounding:.2g} nats: call "
             'jax.config.update("jax_enable_x64", True) before anything else'
         )
+    if np.isnan(d.missed):
+        remarks.append("there was no time to see whether modes that the search found are missing")
     return tuple(remarks)
 
 
@@ -155,6 +176,8 @@ def _advice(d: Diagnostics) -> tuple[str, ...]:
     """What to do next, by what went wrong, by why training ended and by where the weights come from."""
     if d.non_finite > _NON_FINITE * d.draws:
         return ("find where the model's log-density is not finite within its supports",)
+    if d.draws < _FEWEST:
+        return ("give the fit a longer time_limit",)
     if d.round_trip_misses > _ROUND_TRIP_MISSES:
         return (
             "fit again with more solver steps, which are smaller and easier to invert, or with another seed",

@@ -194,6 +194,7 @@ class Views(abc.ABC):
             if np.isnan(d.round_trip_error)
             else f"{d.round_trip_error:.1e} nats at most",
             "training": f"{d.seconds:.1f} s, {d.steps:,} steps; {d.status.value}",
+            "gradients": f"{d.gradients:,} evaluations" if d.gradients else "not counted",
             "skipped": f"{d.skipped:,} updates",
             "warm start": d.warm_start,
             "guide": f"{self.run.guide_name}, {len(self.names)} dimensions, seed {self.run.seed}",

@@ -14,6 +14,8 @@ from dmvi.training._look import Look as Look
 from dmvi.training._loop import Snapshot as Snapshot
 from dmvi.training._loop import Trainer as Trainer
 from dmvi.training._mesh import as_mesh as as_mesh
+from dmvi.training._pace import Pace as Pace
+from dmvi.training._pace import Timing as Timing
 from dmvi.training._progress import Progress as Progress
 from dmvi.training._progress import Silent as Silent
 from dmvi.training._progress import progress_for as progress_for

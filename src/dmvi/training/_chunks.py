@@ -1,6 +1,6 @@
 """Chunks of steps, run by one process or by several that one of them leads."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from dmvi._clock import Clock
 from dmvi._compile import compiled
 from dmvi._errors import InputError
 from dmvi._random import children, seed_of
@@ -18,7 +19,8 @@ from dmvi.guides._guide import Guide
 from dmvi.targets._target import Batch, Target
 from dmvi.training._feed import Feed
 from dmvi.training._mesh import everywhere, gathered
-from dmvi.training._state import Seen, Settings, State, Trained, initial_state, run_chunk
+from dmvi.training._pace import Pace
+from dmvi.training._state import Seen, Settings, State, Trained, initial_state, run_steps
 
 CHUNK, ENDED, STOPPED = "chunk", "training ended", "training stopped"  # words of the leading process
 STOPPED_STATUS = 143  # of a process that SIGTERM has ended
@@ -28,15 +30,25 @@ compiled_start = compiled(initial_state)
 
 @compiled
 def compiled_chunk(
-    state: State, trained: Trained, target: Target, settings: Settings, key: PRNGKeyArray, batches: Batch
+    state: State,
+    trained: Trained,
+    target: Target,
+    settings: Settings,
+    key: PRNGKeyArray,
+    batches: Batch,
+    part: tuple[Any, Any],
 ) -> tuple[State, Trained, Seen]:
-    """A chunk of steps and what it has trained."""
-    state, seen = run_chunk(state, trained, target, settings, key, batches)
+    """A part of a chunk of steps and what it has trained."""
+    state, seen = run_steps(state, trained, target, settings, key, batches, part)
     return everywhere((state, trained.with_flat(state.flat), seen), settings.mesh)
 
 
 class Outcome(NamedTuple):
-    """What training gives back; `gap` is log Z - ELBO as far as a look showed it."""
+    """What training gives back.
+
+    `gap` is log Z - ELBO as far as a look showed it, `gradients` how often the model's gradient, or its
+    density alone, was evaluated, and `gradient_seconds` how long one took, zero where that was not measured.
+    """
 
     guide: Guide
     params: dict[str, Array]
@@ -47,6 +59,8 @@ class Outcome(NamedTuple):
     history_steps: np.ndarray
     gap: float
     state: State
+    gradients: int = 0
+    gradient_seconds: float = 0.0
 
 
 class Chunks:
@@ -61,15 +75,48 @@ class Chunks:
 
     def __init__(self, target: Target, settings: Settings, key: PRNGKeyArray, team: Team):
         self._target, self._settings, self._key, self._team = target, settings, key, team
+        self._batches: Batch = None
         self._feed = Feed(target.stream, settings.chunk, seed_of(key)[-1], settings.mesh)
 
-    def run(self, state: State, trained: Trained) -> tuple[State, Trained, Seen]:
-        """One chunk from a state on."""
+    def run(
+        self, state: State, trained: Trained, pace: Pace, clock: Clock, goal: Callable[[int], int]
+    ) -> tuple[State, Trained, Seen]:
+        """One chunk from a state on, in programs as long as the pace allows.
+
+        Args:
+            state: where to go on.
+            trained: what to go on with.
+            pace: told how long the programs take.
+            clock: by which.
+            goal: from the steps done in this chunk to those after which it ends; asked before each program.
+
+        Returns:
+            The state, what was trained, and what the draws of each step showed.
+        """
+        done, parts = 0, []
+        while (left := goal(done) - done) > 0:
+            count = pace.steps(left)
+            began = clock.seconds
+            state, trained, seen = self.part(state, trained, done, count)
+            parts.append(jax.tree.map(lambda rows, count=count: np.asarray(rows)[:count], seen))
+            pace.note(count, clock.seconds - began)
+            done += count
+        none = jnp.zeros((0, self._settings.particles))
+        parts = parts or [Seen(none, none.astype(bool))]
+        return state, trained, jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+
+    def part(self, state: State, trained: Trained, begin: int, count: int) -> tuple[State, Trained, Seen]:
+        """So many steps of a chunk of which some are done."""
         if self._team.leads and not self._team.alone:
-            self._team.hear(Message(CHUNK, leaves_of(state, "state") | leaves_of(trained, "trained")))
-        batches = self._feed.take(int(state.step))
+            arrays = leaves_of(state, "state") | leaves_of(trained, "trained")
+            self._team.hear(Message(CHUNK, arrays, {"begin": begin, "count": count}))
+        if begin == 0:
+            self._batches = self._feed.take(int(state.step))
+        part = jnp.asarray(begin, jnp.int32), jnp.asarray(count, jnp.int32)
         with self._team.together():
-            found = compiled_chunk(state, trained, self._target, self._settings, self._key, batches)
+            found = compiled_chunk(
+                state, trained, self._target, self._settings, self._key, self._batches, part
+            )
             return gathered(found, self._settings.mesh)
 
     def close(self) -> None:
@@ -92,7 +139,8 @@ def follow(guide: Guide, target: Target, settings: Settings, *, key: PRNGKeyArra
     chunks = Chunks(target, settings, children(key, 2)[0], team)
 
     def chunk(asked: Message) -> None:
-        chunks.run(filled(state, asked.arrays, "state"), filled(trained, asked.arrays, "trained"))
+        own = filled(state, asked.arrays, "state"), filled(trained, asked.arrays, "trained")
+        chunks.part(*own, asked.record["begin"], asked.record["count"])
 
     try:
         last = team.serve({CHUNK: chunk})
@@ -111,6 +159,8 @@ def follow(guide: Guide, target: Target, settings: Settings, *, key: PRNGKeyArra
         last.arrays["history_steps"],
         last.record["gap"],
         filled(state, last.arrays, "state"),
+        last.record["gradients"],
+        last.record["gradient_seconds"],
     )
 
 
@@ -119,7 +169,8 @@ def told(outcome: Outcome) -> Message:
     arrays = leaves_of(Trained(outcome.guide, outcome.params), "trained") | leaves_of(outcome.state, "state")
     arrays |= {"history": outcome.history, "history_steps": outcome.history_steps}
     record = {"status": outcome.status.name, "steps": outcome.steps, "skipped": outcome.skipped}
-    record["gap"] = outcome.gap
+    record |= {"gap": outcome.gap, "gradients": outcome.gradients}
+    record["gradient_seconds"] = outcome.gradient_seconds
     return Message(ENDED, arrays, record)
 
 

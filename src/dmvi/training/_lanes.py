@@ -33,6 +33,7 @@ class LaneOutcome(NamedTuple):
         history: ELBO of each look.
         history_steps: step of each look.
         state: arrays of the state training left behind.
+        gradients: evaluations of the gradient, or of the density alone in looks.
     """
 
     flat: Float[np.ndarray, " size"]
@@ -43,6 +44,7 @@ class LaneOutcome(NamedTuple):
     history: np.ndarray
     history_steps: np.ndarray
     state: list[np.ndarray]
+    gradients: int = 0
 
 
 @compiled
@@ -218,4 +220,5 @@ class Lanes:
             np.array([look.elbo for look in course.looks]),
             np.array(course.look_steps, int),
             [leaf[i].copy() for leaf in jax.tree.leaves(state)],
+            step * self._settings.particles + self._looked * LOOK_DRAWS,
         )

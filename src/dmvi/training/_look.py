@@ -1,5 +1,6 @@
 """Looks at a guide between chunks: its ELBO, at the draws that trained it or at fresh ones."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -7,7 +8,7 @@ from jaxtyping import Float, PRNGKeyArray
 from scipy.special import logsumexp
 
 from dmvi.guides._guide import Guide
-from dmvi.objectives._weights import chunk_keys, chunk_size, weigh_chunk
+from dmvi.objectives._weights import chunk_keys, chunk_size, piece_size, weigh_pieces
 from dmvi.targets._target import Target
 from dmvi.training._state import Seen
 
@@ -17,33 +18,77 @@ USABLE = 0.9  # share of finite weights below which a guide counts as broken
 LOST = 50.0  # nats that a draw of no finite weight counts below the others
 
 
+class Effort(NamedTuple):
+    """What a look at fresh draws may take.
+
+    Attributes:
+        draws: how many.
+        seconds: that one takes with its density; zero where that is not known.
+        longest: seconds that one program may run.
+    """
+
+    draws: int = LOOK_DRAWS
+    seconds: float = 0.0
+    longest: float = np.inf
+
+
 class Look(NamedTuple):
-    """An estimate of the ELBO, its standard error, and log Z - ELBO as far as the same draws show it."""
+    """An estimate of the ELBO, its standard error, and log Z - ELBO as far as the same draws show it.
+
+    `rest` is the estimate from the finite log-weights alone where too many were not finite; else NaN.
+    """
 
     elbo: float
     error: float
     gap: float = 0.0
+    rest: float = np.nan
+
+    @property
+    def worth(self) -> float:
+        """What guides are compared by: the ELBO, or what there is of it; minus infinity where nothing is."""
+        if np.isfinite(self.elbo):
+            return self.elbo
+        return self.rest if np.isfinite(self.rest) else -np.inf
 
     @classmethod
     def at(cls, log_weights: Float[np.ndarray, " n"]) -> "Look":
         """From log-weights; those that are not finite count against it, too many make it minus infinity."""
         finite = log_weights[np.isfinite(log_weights)]
-        if finite.size <= USABLE * log_weights.size or finite.size == 0:
+        if finite.size == 0:
             return cls(-np.inf, 0.0, np.inf)
         mean, lost = float(finite.mean()), 1 - finite.size / log_weights.size
+        elbo, error = mean - LOST * lost, float(finite.std() / np.sqrt(finite.size))
+        if finite.size <= USABLE * log_weights.size:
+            return cls(-np.inf, error, np.inf, elbo)
         gap = float(logsumexp(finite - mean) - np.log(finite.size)) + LOST * lost
-        return cls(mean - LOST * lost, float(finite.std() / np.sqrt(finite.size)), gap)
+        return cls(elbo, error, gap)
 
 
-def look_back(seen: Seen) -> Look | None:
+def look_back(seen: Seen, enough: int = ENOUGH) -> Look | None:
     """From the second half of a chunk: its own draws were fresh when they were made; None if they are few."""
     half = len(seen.own) // 2
     own = np.asarray(seen.own)[half:]
-    return Look.at(np.asarray(seen.log_weights, float)[half:][own]) if own.sum() >= ENOUGH else None
+    return Look.at(np.asarray(seen.log_weights, float)[half:][own]) if own.sum() >= enough else None
 
 
-def look_at(guide: Guide, target: Target, key: PRNGKeyArray) -> Look:
-    """The ELBO of `guide` on LOOK_DRAWS fresh draws."""
+def look_at(
+    guide: Guide, target: Target, key: PRNGKeyArray, effort: Effort, goes_on: Callable[[int], bool]
+) -> Look:
+    """The ELBO of `guide` on fresh draws, of which there are fewer where something else is more urgent.
+
+    Args:
+        guide: whose.
+        target: of what.
+        key: random key.
+        effort: how many, and what one takes.
+        goes_on: told after each program of how many draws it was, and asked whether there may be another.
+    """
     chunk = chunk_size(target.dim, target.terms)
-    parts = [weigh_chunk(guide, target, part, chunk) for part in chunk_keys(key, LOOK_DRAWS, chunk)]
-    return Look.at(np.concatenate([part.log_w for part in parts]))
+    piece = piece_size(chunk, effort.seconds, effort.longest)
+    found: list[np.ndarray] = []
+    for part in chunk_keys(key, effort.draws, chunk):
+        for weighed in weigh_pieces(guide, target, part, chunk, piece):
+            found.append(weighed.log_w)
+            if not goes_on(len(found[-1])) or sum(map(len, found)) >= effort.draws:
+                return Look.at(np.concatenate(found))
+    return Look.at(np.concatenate(found))

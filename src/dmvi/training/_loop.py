@@ -1,7 +1,5 @@
 """The loop: chunks on the device, decisions on the host between them."""
 
-import contextlib
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,13 +9,15 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from dmvi._interrupt import Interrupt
 from dmvi._random import children
 from dmvi._team import ALONE, Message, Team
 from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
 from dmvi.training._chunks import STOPPED, Chunks, Outcome, compiled_start, filled, leaves_of, told
 from dmvi.training._course import Budget, Course, Kept
-from dmvi.training._look import Look, look_at, look_back
+from dmvi.training._look import ENOUGH, LOOK_DRAWS, Effort, Look, look_at, look_back
+from dmvi.training._pace import Pace
 from dmvi.training._progress import Progress
 from dmvi.training._state import Seen, Settings, State, Trained
 
@@ -47,6 +47,7 @@ class Trainer:
         watch: called after every chunk.
         team: the processes over whose devices training is spread; this one leads, the others `follow`.
         settled: a look at the guide that leaves nothing to gain, so that it is kept as it is.
+        stop: asked between programs whether to end with the best so far.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Trainer:
         watch: Callable[["Trainer"], None] = lambda trainer: None,
         team: Team = ALONE,
         settled: Look | None = None,
+        stop: Interrupt | None = None,
     ):
         self._target, self._settings, self._progress = target, settings, progress
         step_key, self._look_key = children(key, 2)
@@ -71,7 +73,11 @@ class Trainer:
         self._trained = Trained(guide, target.params)
         self._state = compiled_start(self._trained, settings) if state is None else state
         self._fresh = state is None
-        self._watch = watch
+        self._watch, self._stop = watch, stop or Interrupt()
+        self._clock, self._timing = budget.clock, budget.timing
+        self._pace = Pace(budget.timing, budget.clock)
+        self._gradients = 0  # evaluations, those of looks at fresh draws included
+        self._effort: Effort | None = None  # of looks at fresh draws, once the cost of one is known
         # What the start is like the first chunk will tell.
         unseen = Kept(self._trained, Look(-np.inf, 0.0))
         self._course = Course(unseen, int(self._state.step), settings, budget)
@@ -85,9 +91,12 @@ class Trainer:
         try:
             if self._course.done:
                 self._watch(self)
-            with contextlib.suppress(KeyboardInterrupt):
-                while not self._course.done:
-                    self._advance()
+            self._course.begin_in_time()
+            while not self._course.done and not self._stop.asked:
+                self._advance()
+        except KeyboardInterrupt:
+            if self._stop.twice:
+                raise
         except SystemExit:  # of `watch`, between two chunks, so that the others can hear of it
             self._team.hear(Message(STOPPED))
             raise
@@ -100,21 +109,47 @@ class Trainer:
 
     def _advance(self) -> None:
         """One chunk, a look at what it has led to, and the consequences."""
-        began = time.perf_counter()
-        skipped = int(self._state.skipped)
+        began, compiling = self._clock.seconds, self._pace.compiling
+        before, skipped = (self._state, self._trained), int(self._state.skipped)
         cooldown, end = (jnp.asarray(step, jnp.int32) for step in (self._course.cooldown, self._course.end))
         state = self._state._replace(cooldown=cooldown, end=end)
-        self._state, self._trained, seen = self._chunks.run(state, self._trained)
+        self._state, self._trained, seen = self._chunks.run(
+            state, self._trained, self._pace, self._clock, self._goal
+        )
+        step, skipped = int(self._state.step), int(self._state.skipped) - skipped
+        taken = len(seen.own)
+        self._gradients += taken * self._settings.particles
+        whole = 0 < taken == self._course.goal(step - taken)
+        if self._course.done or (not whole and np.sum(seen.own[taken // 2 :]) < ROUGHLY):
+            self._state, self._trained = before  # too little to see what it has led to
+            self._course.end_in_time()
+            return
         if not self._course.looks:
             self._course.open(self._look_before(seen))
         look = self._look(seen)
-        step, skipped = int(self._state.step), int(self._state.skipped) - skipped
-        seconds = time.perf_counter() - began
+        seconds = self._clock.seconds - began - (self._pace.compiling - compiling)
         if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
         gap = np.nan if self._target.subsampled and self._target.stream is None else look.gap
         self._progress.update(step, self._course.limit, look.elbo + self._target.offset, gap)
-        self._watch(self)
+        if not self._stop.asked:  # a chunk cut short would be saved, and another result gone on from
+            self._watch(self)
+
+    def _goal(self, done: int) -> int:
+        """Steps after which the chunk ends, of which some are done; none where training ends at once."""
+        begin = int(self._course.recorded)
+        if self._effort is None and self._pace.seconds is not None:
+            self._course.plan(self._pace, begin + done)
+            self._effort = self._affordable_looks(self._pace.seconds / self._settings.particles)
+        return 0 if self._stop.asked else self._course.goal(begin)
+
+    def _affordable_looks(self, seconds: float) -> Effort:
+        """What a look at fresh draws may take where one of them takes so many seconds."""
+        timing, longest = self._timing, self._timing.program_seconds
+        draws = LOOK_DRAWS
+        if seconds * LOOK_DRAWS > self._clock.share(timing.look_share):
+            draws = max(int(self._clock.share(timing.look_share) / seconds), timing.fewest_looked)
+        return Effort(min(draws, LOOK_DRAWS), seconds, longest)
 
     @property
     def done(self) -> bool:
@@ -144,12 +179,14 @@ class Trainer:
         )
         self._look_key = jr.wrap_key_data(jnp.asarray(arrays["look_key"]), impl=jr.key_impl(self._look_key))
         self._course.recall(arrays, snapshot.record, start, best)
+        self._gradients = int(self._state.step) * self._settings.particles
 
     def _look(self, seen: Seen) -> Look:
         """At the chunk's own draws, fresh ones where they are few; with minibatches they have to do."""
         if self._target.subsampled and self._target.stream is None:
             return Look.at(np.asarray(seen.log_weights, float).ravel())
-        look = None if self._target.subsampled else look_back(seen)
+        enough = ENOUGH if self._effort is None else min(ENOUGH, self._effort.draws)
+        look = None if self._target.subsampled else look_back(seen, enough)
         return self._look_closely(self._trained) if look is None else look
 
     def _look_before(self, seen: Seen) -> Look:
@@ -162,7 +199,13 @@ class Trainer:
     def _look_closely(self, trained: Trained) -> Look:
         """At fresh draws on the full data, or a large part of it, the same noise every time."""
         model = eqx.tree_at(lambda t: t.params, self._target, trained.params)
-        return look_at(trained.guide, model, self._look_key)
+        effort = Effort() if self._effort is None else self._effort
+        return look_at(trained.guide, model, self._look_key, effort, self._goes_on)
+
+    def _goes_on(self, draws: int) -> bool:
+        """Whether there is time for another program, after one of so many draws."""
+        self._gradients += draws
+        return not self._stop.asked and not self._clock.over
 
     def _return_to_best(self) -> None:
         """Go on from the best look, fresh optimiser, half the rate: training has broken the guide."""
@@ -174,7 +217,8 @@ class Trainer:
 
     def _outcome(self) -> Outcome:
         course, step, skipped = self._course, int(self._state.step), int(self._state.skipped)
-        trained = course.chosen(self._trained, None if self._target.subsampled else self._look_closely)
+        last = self._trained if bool(jnp.all(jnp.isfinite(self._state.flat))) else course.best.guide
+        trained = course.chosen(last, None if self._target.subsampled else self._look_closely)
         return Outcome(
             trained.guide,
             trained.params,
@@ -185,6 +229,8 @@ class Trainer:
             np.array(course.look_steps, int),
             course.gap(trained),
             self._left_behind(trained),
+            self._gradients,
+            0.0 if self._pace.seconds is None else self._pace.seconds / self._settings.particles,
         )
 
     def _left_behind(self, trained: Trained) -> State:

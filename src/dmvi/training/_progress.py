@@ -17,6 +17,12 @@ class Progress(abc.ABC):
     def note(self, text: str) -> None:
         """A stage without steps of its own has begun."""
 
+    def stage(self, name: str, *, elbo: float = -math.inf, left: float = math.inf) -> None:
+        """A stage goes on: its best ELBO so far and the seconds left, where these are known."""
+        parts = [name, f"ELBO {elbo:.3f}" if math.isfinite(elbo) else ""]
+        parts.append(f"time left {left:.0f} s" if math.isfinite(left) else "")
+        self.note("  ".join(part for part in parts if part))
+
     @abc.abstractmethod
     def update(self, step: int, total: int, elbo: float, gap: float) -> None:
         """`step` of at most `total` steps are done at a smoothed ELBO, `gap` nats below the log evidence.

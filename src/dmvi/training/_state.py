@@ -79,7 +79,7 @@ class Settings(eqx.Module):
         objective: loss to minimise.
         optimizer: Optax transformation at its full learning rate.
         particles: draws per step.
-        chunk: steps between two looks of the host.
+        chunk: most steps between two looks of the host.
         cooldown_steps: longest fall of the learning rate to zero at the end.
         mesh: devices over which particles and rows are spread; None for one.
     """
@@ -137,6 +137,42 @@ def run_chunk(
         batches,
         length=settings.chunk,
     )
+
+
+def run_steps(
+    state: State,
+    trained: Trained,
+    target: Target,
+    settings: Settings,
+    key: PRNGKeyArray,
+    batches: Batch,
+    part: tuple[Int[Array, ""], Int[Array, ""]],
+) -> tuple[State, Seen]:
+    """A part of the steps of `run_chunk`: one program for all lengths, with the same result bit for bit.
+
+    Args:
+        state: where to go on.
+        trained: as for `run_chunk`.
+        target: as for `run_chunk`.
+        settings: as for `run_chunk`.
+        key: as for `run_chunk`.
+        batches: those of the whole chunk.
+        part: the number of the first step in the chunk, and how many there are.
+
+    Returns:
+        The state, and what the draws showed in as many rows as there were steps, those after them empty.
+    """
+    shape = (settings.chunk, settings.particles)
+    begin, steps = part
+
+    def one(i: Int[Array, ""], carry: tuple[State, Seen]) -> tuple[State, Seen]:
+        state, seen = carry
+        batch = None if batches is None else jax.tree.map(lambda batch: batch[begin + i], batches)
+        state, now = _step(state, trained, target, settings, key, batch)
+        return state, jax.tree.map(lambda rows, row: rows.at[i].set(row.astype(rows.dtype)), seen, now)
+
+    seen = Seen(jnp.zeros(shape), jnp.zeros(shape, bool))
+    return jax.lax.fori_loop(0, steps, one, (state, seen))
 
 
 def _step(

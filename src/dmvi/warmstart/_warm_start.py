@@ -31,7 +31,8 @@ class WarmStart(NamedTuple):
 
     `modes` are there where a mixture of Gaussians, one for each of several separate modes, is better.
     `visited` are modes that searches ended in, for the verdict: any guide has to have some draws near them.
-    `gradients` of the log-density were evaluated; `elbo` is that of one Gaussian, as the last draws told it.
+    `gradients` of the log-density were evaluated; one took `gradient_seconds`
+    of many side by side. `elbo` is that of one Gaussian, as the last draws told it.
     """
 
     affine: AnyAffine
@@ -41,6 +42,7 @@ class WarmStart(NamedTuple):
     visited: Float[np.ndarray, "modes rows dim"] | None = None
     gradients: int = 0
     elbo: float = -np.inf
+    gradient_seconds: float = 0.0
 
 
 def warm_start(
@@ -83,7 +85,9 @@ def warm_start(
     searching = clock.within(clock.share(SEARCHING))
     if not target.params and not surface.stop():
         start = _with_what_was_found(start, target, surface, found, reached, climber, mixes=mixes, key=key)
-    return start._replace(gradients=surface.gradients + climber.gradients)
+    return start._replace(
+        gradients=surface.gradients + climber.gradients, gradient_seconds=climber.gradient_seconds
+    )
 
 
 def _with_what_was_found(
