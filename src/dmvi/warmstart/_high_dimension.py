@@ -104,10 +104,9 @@ class Curvature:
     def __init__(self, target: Target, xi: Float[np.ndarray, " dim"]):
         dtype = jnp.result_type(float)
         point = jnp.asarray(xi.astype(dtype))
-        slope = jax.grad(target.log_density)
 
         def product(v: Array) -> Array:
-            return -jax.jvp(slope, (point,), (v,))[1]
+            return -target.hessian_product(point, v)
 
         options = quick_options()
         self._dim, self._dtype = target.dim, dtype
