@@ -110,7 +110,7 @@ ARROWS = {
     },
     "_many_block": {COMPILE, RUN, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
     "_dask": {ERRORS, "dmvi._many_block", "dmvi.targets", "dmvi.training"},
-    "_resume": {ERRORS, RUN, RECIPES, "dmvi._fit", *(f"dmvi.{stage}" for stage in STAGES)},
+    "_resume": {ERRORS, RUN, RECIPES, "dmvi._fit", "dmvi._start", *(f"dmvi.{stage}" for stage in STAGES)},
     "numpyro": {ERRORS, RANDOM, "dmvi.guides", "dmvi.posterior"},
     "paper": {ERRORS, RANDOM, "dmvi._fit", "dmvi.diffusion", "dmvi.guides", "dmvi.posterior"},
     "cli": {"dmvi"},

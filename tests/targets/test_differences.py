@@ -1,5 +1,6 @@
 """Models that JAX differentiates once, in reverse: their second derivatives, and fits with every guide."""
 
+# pyright: reportOperatorIssue=false
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -23,6 +23,7 @@ MORE_DRAWS = 80_000
 _DOUBTFUL = (0.6, 1.0)
 # An error of log q beyond this many nats is no rounding: the solver was not inverted.
 _ROUND_TRIP_TOLERANCE = 0.1
+_LATER = ("missed", "rounding", "rows_of_a_step", "rows", "gradient_seconds")  # fields that files may lack
 
 
 class Weights(NamedTuple):
@@ -74,6 +75,10 @@ class Diagnostics:
             and the guide has next to no draws near; the largest of several.
         rounding: standard deviation, in nats, of rounding errors of the log-density in single precision; zero
             in double precision and for rows gone through in batches, which are summed in it.
+        rows_of_a_step: rows that a step of training saw, where it saw a batch; else zero.
+        rows: rows in all, where training saw batches or a gradient is slow; else zero.
+        gradient_seconds: what a gradient over all rows takes, where that is long and batches would help; else
+            zero.
     """
 
     elbo: float
@@ -97,6 +102,9 @@ class Diagnostics:
     history_steps: tuple[int, ...] = ()
     missed: float = 0.0
     rounding: float = 0.0
+    rows_of_a_step: int = 0
+    rows: int = 0
+    gradient_seconds: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -112,7 +120,7 @@ class Diagnostics:
         """The inverse of `to_dict`; raises KeyError, TypeError or ValueError where a value is amiss."""
         found: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            if field.name in ("missed", "rounding") and field.name not in values:
+            if field.name in _LATER and field.name not in values:
                 continue  # files of 0.1.0 and before
             value = values[field.name]
             if field.type in (float, int, str):
@@ -201,7 +209,19 @@ def diagnose(
         history_steps=tuple(map(int, run.history_steps)),
         missed=missed_share(draws, weighed, run.visited, weights.log_evidence),
         rounding=0.0 if draws.streamed else rounding_error(draws, weighed.xi),
+        **_rows(run.settings),
     )
+
+
+def _rows(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How training went through the rows, from the record of the run."""
+    if "batch_rows" in settings:
+        count, size = settings["batch_rows"]
+        return {"rows_of_a_step": int(count), "rows": int(size)}
+    if "slow_gradient" in settings:
+        seconds, rows = settings["slow_gradient"]
+        return {"gradient_seconds": float(seconds), "rows": int(rows)}
+    return {}
 
 
 def _round_trip(draws: Draws, weighed: Weighed, key: PRNGKeyArray) -> tuple[float, float]:

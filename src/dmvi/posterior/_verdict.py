@@ -88,7 +88,7 @@ def judge(diagnostics: Diagnostics) -> Judgement:
         verdict, reason = Verdict.DO_NOT_TRUST, _heavy_tail(d)
     advice = _advice(d) if verdict is Verdict.DO_NOT_TRUST else ()
     if verdict is Verdict.RESAMPLE:
-        advice = ("use sample(n, resample=True); summary() and to_arviz() already do",)
+        advice = ("use sample(n, resample=True); summary() and to_arviz() already do", *_on_batches(d))
     return Judgement(verdict, (reason, *_remarks(d)), advice)
 
 
@@ -135,6 +135,11 @@ def _remarks(d: Diagnostics) -> tuple[str, ...]:
             f"single precision rounds the log-density by about {d.rounding:.2g} nats: call "
             'jax.config.update("jax_enable_x64", True) before anything else'
         )
+    if d.gradient_seconds > 0:
+        remarks.append(
+            f"a gradient takes {1000 * d.gradient_seconds:.0f} ms over {d.rows:,} rows: fit(..., "
+            "batch_size=...) goes through them in batches"
+        )
     return tuple(remarks)
 
 
@@ -165,9 +170,12 @@ def _advice(d: Diagnostics) -> tuple[str, ...]:
             "break symmetries of the model, as by ordering the components of a mixture",
         )
     advice = [_NEXT[d.status]]
+    if _noisy(d):
+        # A plateau of steps on batches is one of their noise, which hides what the guide could do.
+        advice = [*([] if d.status is Status.CONVERGED else advice), *_on_batches(d)]
     if d.guide in _PLAIN_GUIDES:
         advice.append('take another guide: fit(..., guide="diffusion") bends where a Gaussian cannot')
-    elif d.status in (Status.CONVERGED, Status.WARM_START, Status.SETTLED):
+    elif not _noisy(d) and d.status in (Status.CONVERGED, Status.WARM_START, Status.SETTLED):
         advice.append("take a larger guide, as fit(..., guide=dmvi.DiffusionGuide(steps=8)), or MCMC")
     if d.drivers:
         names = ", ".join(driver.name for driver in d.drivers[:_NAMED])
@@ -176,3 +184,17 @@ def _advice(d: Diagnostics) -> tuple[str, ...]:
             "own become standard normals times that scale (numpyro.infer.reparam.LocScaleReparam)"
         )
     return tuple(advice)
+
+
+def _noisy(d: Diagnostics) -> bool:
+    """Whether training has moved the guide by batches."""
+    return d.rows_of_a_step > 0 and d.steps > 0
+
+
+def _on_batches(d: Diagnostics) -> tuple[str, ...]:
+    """What to do about the noise of batches, where training saw them."""
+    if not _noisy(d):
+        return ()
+    seen = f"steps saw {d.rows_of_a_step:,} of {d.rows:,} rows each, and noise of such batches leaves a gap"
+    remedy = "take larger ones (batch_size, or subsample_size in the model) or more steps (dmvi.resume)"
+    return (f"{seen}: {remedy}",)

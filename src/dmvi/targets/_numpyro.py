@@ -16,7 +16,7 @@ from dmvi.targets._checks import NUM_STARTS, Search, check_search, explain_failu
 from dmvi.targets._numpyro_predictive import constant_data, predictive
 from dmvi.targets._numpyro_program import Program, trace_prior
 from dmvi.targets._numpyro_sites import Sites, read_sites, unconstrained_param
-from dmvi.targets._subsets import draw_without_replacement
+from dmvi.targets._subsets import draw_without_replacement, least_share
 from dmvi.targets._target import Batch, Target
 
 RADIUS = 2.0  # starts are uniform in (-2, 2)^dim, as NumPyro's own
@@ -143,6 +143,7 @@ def program_target(
         _draw_batch=draw_batch if sites.plates else lambda key: None,
         _unpack=sites.coordinates.split,
         constant=constant,
+        batch_rows=least_share(sites.plates.values()),
         _predictive=lambda data: predictive(program, params, data),
         _prior=program.prior,
     )

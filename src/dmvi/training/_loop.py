@@ -112,8 +112,7 @@ class Trainer:
         seconds = time.perf_counter() - began
         if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
-        gap = np.nan if self._target.subsampled and self._target.stream is None else look.gap
-        self._progress.update(step, self._course.limit, look.elbo + self._target.offset, gap)
+        self._progress.update(step, self._course.limit, look.elbo + self._target.offset, look.gap)
         self._watch(self)
 
     @property
@@ -146,9 +145,7 @@ class Trainer:
         self._course.recall(arrays, snapshot.record, start, best)
 
     def _look(self, seen: Seen) -> Look:
-        """At the chunk's own draws, fresh ones where they are few; with minibatches they have to do."""
-        if self._target.subsampled and self._target.stream is None:
-            return Look.at(np.asarray(seen.log_weights, float).ravel())
+        """At the chunk's own draws, fresh ones where they are few or have been weighed on batches."""
         look = None if self._target.subsampled else look_back(seen)
         return self._look_closely(self._trained) if look is None else look
 
