@@ -38,11 +38,15 @@ TIMES = np.linspace(0.0, 2.0, 9)
 MEASURED = 2.0 * np.exp(-0.7 * TIMES) + 0.1 * np.random.default_rng(0).normal(size=9)
 
 
+def _slope(state, _, rate):
+    return -rate * state
+
+
 def decay(y, t=TIMES):
     """y' = -k y, measured with noise."""
     rate = numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
     first = numpyro.sample("first", dist.Normal(0.0, 3.0))
-    path = odeint(lambda state, _, rate: -rate * state, first, jnp.asarray(t), rate)
+    path = odeint(_slope, first, jnp.asarray(t), rate, rtol=1e-5, atol=1e-5, mxstep=64)
     numpyro.sample("y", dist.Normal(path, 0.1), obs=y)
 
 
