@@ -35,7 +35,7 @@ from dmvi.guides import (
 )
 from dmvi.objectives import CoveringELBO, Objective, Paper
 from dmvi.posterior import DRAWS, Posterior, digest
-from dmvi.targets import Target, as_target, from_rows
+from dmvi.targets import SlowGradient, Target, as_target, from_rows, slow_gradient
 from dmvi.training import Settings, as_mesh, default_optimizer, progress_for
 
 GUIDES: dict[str, GuideRecipe] = {
@@ -104,8 +104,9 @@ def fit(
             `dmvi.objectives.Paper()` for a `dmvi.PaperGuide`.
         batch_size: rows of data per step, for data too long to go through at every step, or to hold in
             memory. The data's longest axis is that of the rows; see `dmvi.targets.from_rows`.
-        control_variates: with `batch_size`, whether batches are corrected by the likelihood's slope, and
-            where it is known its curvature, at the warm start's mode, which takes most of their noise away.
+        control_variates: whether batches, of `batch_size` or of a model's own `subsample_size`, are corrected
+            by the likelihood's slope, and where it is known its curvature, at the warm start's mode, which
+            takes most of their noise away.
         mesh: devices to train on: their number, over which particles are spread, or a `jax.sharding.Mesh`
             with axes "particles" and "rows". Where `jax.distributed` has joined several processes it may
             be of all their devices; then the same call is made in each of them.
@@ -133,7 +134,9 @@ def fit(
     if particles is None and devices is None and target.dim > FEW_COORDINATES:
         count = PARTICLES_OF_MANY_COORDINATES
     record = settings_record(model, recipe, steps, count, optimizer, objective, time_limit)
-    record |= {} if batch_size is None else {"batch_size": batch_size, "control_variates": control_variates}
+    record |= {} if batch_size is None else {"batch_size": batch_size}
+    if target.batch_rows is not None:
+        record |= {"control_variates": bool(control_variates), "batch_rows": list(target.batch_rows)}
     recipe = recipe.seeing(visible_density(target))
     keys = fit_keys(int(seed))
     settings = training_settings(recipe, int(steps), int(count), optimizer, objective)
@@ -147,6 +150,9 @@ def fit(
         made |= {"init": digest({str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(init))})}
         saved = Checkpoint(checkpoint, checkpoint_every, target, made, clock)
     line = progress_for(progress and team.leads)
+    slow = slow_gradient(model, data, target) if not args and init is None and team.alone else None
+    if slow is not None:
+        line.remark(str(slow))
     plan = Plan(
         recipe,
         target,
@@ -162,7 +168,7 @@ def fit(
         with memory_told(), stop if team.leads else contextlib.nullcontext():
             with saved or contextlib.nullcontext():
                 fitted = train(plan, line, saved, stop)
-            posterior = _posterior(plan, fitted, record, int(seed))
+            posterior = _posterior(plan, fitted, record, int(seed), slow)
             if clock.limited and team.alone:
                 line.note("diagnostics")
                 posterior.judge_within(fitted.clock, stop)
@@ -171,7 +177,9 @@ def fit(
     return posterior
 
 
-def _posterior(plan: Plan, fitted: Fitted, record: dict[str, Any], seed: int) -> Posterior:
+def _posterior(
+    plan: Plan, fitted: Fitted, record: dict[str, Any], seed: int, slow: SlowGradient | None
+) -> Posterior:
     """What training has led to, with the record of how."""
     outcome, start, recipe = fitted.outcome, fitted.start, fitted.recipe
     target = eqx.tree_at(lambda t: t.params, start.target, outcome.params)
@@ -179,6 +187,7 @@ def _posterior(plan: Plan, fitted: Fitted, record: dict[str, Any], seed: int) ->
     made |= {"base": describe_base(outcome.guide)}
     made |= {"chosen": chosen(start, fitted.pilot)} if plan.grows else {}
     made |= {} if fitted.pace == 1 else {"pace": fitted.pace}
+    made |= {} if slow is None else {"slow_gradient": list(slow)}
     seconds = fitted.clock.seconds
     run = Run(
         status=outcome.status,

@@ -14,9 +14,11 @@ from dmvi._fit import PARTICLES, STEPS, fit_keys, training_settings
 from dmvi._interrupt import Interrupt
 from dmvi._recipes import recipe_from
 from dmvi._run import Run, Status
+from dmvi._start import with_control_variates
 from dmvi.guides import DiffusionGuide, GuideRecipe
 from dmvi.objectives import Objective
 from dmvi.posterior import DRAWS, Posterior
+from dmvi.targets import Target
 from dmvi.training import Budget, Outcome, Settings, State, Trained, Trainer, initial_state, progress_for
 
 
@@ -58,7 +60,7 @@ def resume(
     try:
         trainer = Trainer(
             posterior.guide,
-            posterior.target,
+            _corrected(posterior),
             settings,
             Budget(int(state.step) + steps, clock, DRAWS if clock.limited else 0, run.gradient_seconds),
             key=train_key,
@@ -96,6 +98,15 @@ def _posterior(posterior: Posterior, outcome: Outcome, state: State, clock: Cloc
     )
     judge_key = fit_keys(run.seed)[3]
     return Posterior(target, outcome.guide, after, judge_key, training=jax.tree.leaves(outcome.state))
+
+
+def _corrected(posterior: Posterior) -> Target:
+    """The target with the control variates of the fit, which one that comes from a file has no more."""
+    affine = getattr(posterior.guide, "affine", None)
+    wanted = posterior.run.settings.get("control_variates", False) and posterior.run.warm_start != "none"
+    if posterior.target.anchor is not None or affine is None or not wanted:
+        return posterior.target
+    return with_control_variates(posterior.target, affine)
 
 
 def _recipe(posterior: Posterior) -> GuideRecipe:

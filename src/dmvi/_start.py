@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -15,8 +17,17 @@ from dmvi._team import Message, Team
 from dmvi.guides import Affine, AnyAffine, GaussianGuide, Guide, GuideRecipe, mixture
 from dmvi.objectives import Weighed
 from dmvi.posterior import Draws
-from dmvi.targets import Derivatives, Target, anchored_at
-from dmvi.training import Look, Progress, filled, leaves_of
+from dmvi.targets import (
+    CONTROL_VARIATES,
+    Anchor,
+    Derivatives,
+    Target,
+    anchored_at,
+    corrected,
+    corrected_at,
+    on_all_rows,
+)
+from dmvi.training import Look, Progress, filled, leaves_of, look_draws
 from dmvi.warmstart import (
     DENSE_DIMENSION,
     ResidualSettings,
@@ -76,11 +87,13 @@ def begin(
     start, target = _warm(recipe, target, keys[0], line, control_variates, clock, interrupt)
     target = eqx.tree_at(lambda t: t.params, target, start.params)
     if start.modes is None:
+        if control_variates and recipe.warm:
+            target = with_control_variates(target, start.affine)
         affine = _kept_local(recipe, start.affine)
         guide, gradients = _driven(recipe.build(affine, key=keys[1]), target, keys[1], line)
         gradients += start.gradients
         found = Start(guide, start.name, target, start.visited, None, gradients, start.gradient_seconds)
-        return found if target.stream is None else _weighed(found, keys[0], line)
+        return _weighed(found, keys[0], line) if target.subsampled and not target.params else found
     modes = start.modes
     guide = mixture(
         recipe, modes.affines, modes.log_weights, modes.unfinished, symmetry=modes.symmetry, key=keys[1]
@@ -110,8 +123,9 @@ def _kept_local(recipe: GuideRecipe, affine: AnyAffine) -> AnyAffine:
 
     A guide that is its Gaussian and nothing else trains all of it.
     """
-    plain = isinstance(recipe, GaussianGuide) or not isinstance(affine, Affine)
-    return affine if plain or affine.dim <= TRAINED_PAIRS else whitened_locally(affine)
+    if isinstance(recipe, GaussianGuide) or affine.dim <= TRAINED_PAIRS or not isinstance(affine, Affine):
+        return affine
+    return whitened_locally(affine)
 
 
 def _weighed(start: Start, key: PRNGKeyArray, line: Progress) -> Start:
@@ -121,7 +135,8 @@ def _weighed(start: Start, key: PRNGKeyArray, line: Progress) -> Start:
     noisy batches could only lead away from it. The diagnostics then judge the guide by other draws.
     """
     line.note("a look at the warm start on all rows")
-    weighed = Draws(start.target, start.guide).weigh(jr.fold_in(key, CHECKED), CHECKED)
+    draws = CHECKED if start.target.stream is not None else look_draws(start.target)
+    weighed = Draws(start.target, start.guide).weigh(jr.fold_in(key, CHECKED), draws)
     return start._replace(weighed=weighed) if Look.at(weighed.log_w).gap < NOTHING_TO_GAIN else start
 
 
@@ -140,13 +155,22 @@ def _warm(
         return cold_start(target), target
     if target.stream is not None:
         return streamed_start(target, full=full, key=key, progress=line, control_variates=control_variates)
+    few = target.subsampled and (target.data_size or 0) <= CONTROL_VARIATES.rows_of_the_start
+    seen = on_all_rows(target) if few else target
     if full and target.dim > DENSE_DIMENSION:
-        start = high_dimensional_start(target, key=key, progress=line, clock=clock, interrupt=interrupt)
-        return start, target
+        return high_dimensional_start(seen, key=key, progress=line, clock=clock, interrupt=interrupt), target
     start = warm_start(
-        target, full=full, key=key, progress=line, mixes=recipe.mixes, clock=clock, interrupt=interrupt
+        seen, full=full, key=key, progress=line, mixes=recipe.mixes, clock=clock, interrupt=interrupt
     )
     return start, target
+
+
+def with_control_variates(target: Target, affine: AnyAffine) -> Target:
+    """The target with batches of its own corrected at the place of the warm start, where that helps."""
+    start = affine.untrained()
+    noise = np.random.default_rng(0).standard_normal((CONTROL_VARIATES.draws, target.dim))
+    draws = jax.vmap(start)(jnp.asarray(noise, jnp.result_type(float)))
+    return corrected(target, np.asarray(start.anchor.value), np.asarray(draws), CONTROL_VARIATES)
 
 
 def tell(start: Start, team: Team) -> None:
@@ -170,6 +194,8 @@ def hear(recipe: GuideRecipe, target: Target, team: Team) -> Start:
 
 def anchor_of(target: Target) -> dict[str, np.ndarray]:
     """Mode, slope and Hessian of the control variates of a target, where it has them, one below the other."""
+    if target.anchor is not None:
+        return {"anchor": target.anchor.rows()}
     if target.stream is None or "mode" not in target.data:
         return {}
     data = target.data
@@ -179,5 +205,7 @@ def anchor_of(target: Target) -> dict[str, np.ndarray]:
 
 def anchored(target: Target, anchor: np.ndarray, offset: float) -> Target:
     """The inverse of `anchor_of`."""
+    if target.stream is None:
+        return corrected_at(target, Anchor.of(anchor))
     curvature = anchor[2:] if len(anchor) > 2 else None
     return anchored_at(target, anchor[0], Derivatives(offset, anchor[1], curvature))

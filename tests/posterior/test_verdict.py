@@ -131,3 +131,25 @@ def test_posteriors_judge_themselves(guide, verdict):
         "diffusion",
     ):
         assert any(word in line for line in rest), word
+
+
+def test_noise_of_batches_is_named_where_training_saw_batches():
+    bad = dataclasses.replace(GOOD, ess=0.2, khat=1.2, guide="diffusion")
+    assert "larger guide" in " ".join(judge(bad).advice)
+    on_batches = judge(dataclasses.replace(bad, rows_of_a_step=100, rows=2000)).advice
+    assert "100 of 2,000 rows" in on_batches[0]
+    assert "subsample_size" in on_batches[0]
+    assert "larger guide" not in " ".join(on_batches)
+    assert "more steps will not help" not in " ".join(on_batches)
+    uneven = dataclasses.replace(GOOD, ess=0.5, rows_of_a_step=100, rows=2000)
+    assert any("100 of 2,000 rows" in advice for advice in judge(uneven).advice)
+    # A start that was kept owes nothing to batches.
+    kept = dataclasses.replace(bad, rows_of_a_step=100, rows=2000, steps=0, status=Status.SETTLED)
+    assert "larger guide" in " ".join(judge(kept).advice)
+
+
+def test_a_slow_gradient_is_remarked_upon_without_changing_the_verdict():
+    judgement = judge(dataclasses.replace(GOOD, gradient_seconds=0.012, rows=400_000))
+    assert judgement.verdict is Verdict.TRUST
+    assert "12 ms over 400,000 rows" in judgement.reasons[1]
+    assert "batch_size" in judgement.reasons[1]

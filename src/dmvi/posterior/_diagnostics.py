@@ -24,6 +24,14 @@ MORE_DRAWS = 80_000
 _DOUBTFUL = (0.6, 1.0)
 # An error of log q beyond this many nats is no rounding: the solver was not inverted.
 _ROUND_TRIP_TOLERANCE = 0.1
+_LATER = (
+    "missed",
+    "rounding",
+    "gradients",
+    "rows_of_a_step",
+    "rows",
+    "gradient_seconds",
+)  # fields that files may lack
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,10 @@ class Diagnostics:
             in double precision and for rows gone through in batches, which are summed in it; NaN where
             there was no time to look.
         gradients: evaluations of the model's gradient, or of its density alone, by warm start and training.
+        rows_of_a_step: rows that a step of training saw, where it saw a batch; else zero.
+        rows: rows in all, where training saw batches or a gradient is slow; else zero.
+        gradient_seconds: what a gradient over all rows takes, where that is long and batches would help; else
+            zero.
     """
 
     elbo: float
@@ -124,6 +136,9 @@ class Diagnostics:
     missed: float = 0.0
     rounding: float = 0.0
     gradients: int = 0
+    rows_of_a_step: int = 0
+    rows: int = 0
+    gradient_seconds: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -139,8 +154,8 @@ class Diagnostics:
         """The inverse of `to_dict`; raises KeyError, TypeError or ValueError where a value is amiss."""
         found: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            if field.name in ("missed", "rounding", "gradients") and field.name not in values:
-                continue  # older files
+            if field.name in _LATER and field.name not in values:
+                continue  # files of 0.1.0 and before
             value = values[field.name]
             if field.type in (float, int, str):
                 found[field.name] = field.type(value)
@@ -253,6 +268,7 @@ def diagnose(
         missed=missed,
         rounding=rounding,
         gradients=run.gradients,
+        **_rows(run.settings),
     )
 
 
@@ -264,6 +280,17 @@ def _evaluations(draws: Draws, clock: Clock | None) -> Callable[[], float]:
         return left / max(draws.draw_seconds, 1e-9)
 
     return affordable
+
+
+def _rows(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How training went through the rows, from the record of the run."""
+    if "batch_rows" in settings:
+        count, size = settings["batch_rows"]
+        return {"rows_of_a_step": int(count), "rows": int(size)}
+    if "slow_gradient" in settings:
+        seconds, rows = settings["slow_gradient"]
+        return {"gradient_seconds": float(seconds), "rows": int(rows)}
+    return {}
 
 
 def _round_trip(draws: Draws, weighed: Weighed, key: PRNGKeyArray) -> tuple[float, float]:

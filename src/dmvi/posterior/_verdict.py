@@ -94,7 +94,7 @@ def judge(diagnostics: Diagnostics) -> Judgement:
         verdict, reason = Verdict.DO_NOT_TRUST, _heavy_tail(d)
     advice = _advice(d) if verdict is Verdict.DO_NOT_TRUST else ()
     if verdict is Verdict.RESAMPLE:
-        advice = ("use sample(n, resample=True); summary() and to_arviz() already do",)
+        advice = ("use sample(n, resample=True); summary() and to_arviz() already do", *_on_batches(d))
     return Judgement(verdict, (reason, *_remarks(d)), advice)
 
 
@@ -156,6 +156,11 @@ def _remarks(d: Diagnostics) -> tuple[str, ...]:
         )
     if np.isnan(d.missed):
         remarks.append("there was no time to see whether modes that the search found are missing")
+    if d.gradient_seconds > 0:
+        remarks.append(
+            f"a gradient takes {1000 * d.gradient_seconds:.0f} ms over {d.rows:,} rows: fit(..., "
+            "batch_size=...) goes through them in batches"
+        )
     return tuple(remarks)
 
 
@@ -188,9 +193,12 @@ def _advice(d: Diagnostics) -> tuple[str, ...]:
             "break symmetries of the model, as by ordering the components of a mixture",
         )
     advice = [_NEXT[d.status]]
+    if _noisy(d):
+        # A plateau of steps on batches is one of their noise, which hides what the guide could do.
+        advice = [*([] if d.status is Status.CONVERGED else advice), *_on_batches(d)]
     if d.guide in _PLAIN_GUIDES:
         advice.append('take another guide: fit(..., guide="diffusion") bends where a Gaussian cannot')
-    elif d.status in (Status.CONVERGED, Status.WARM_START, Status.SETTLED):
+    elif not _noisy(d) and d.status in (Status.CONVERGED, Status.WARM_START, Status.SETTLED):
         advice.append("take a larger guide, as fit(..., guide=dmvi.DiffusionGuide(steps=8)), or MCMC")
     if d.drivers:
         names = ", ".join(driver.name for driver in d.drivers[:_NAMED])
@@ -199,3 +207,17 @@ def _advice(d: Diagnostics) -> tuple[str, ...]:
             "own become standard normals times that scale (numpyro.infer.reparam.LocScaleReparam)"
         )
     return tuple(advice)
+
+
+def _noisy(d: Diagnostics) -> bool:
+    """Whether training has moved the guide by batches."""
+    return d.rows_of_a_step > 0 and d.steps > 0
+
+
+def _on_batches(d: Diagnostics) -> tuple[str, ...]:
+    """What to do about the noise of batches, where training saw them."""
+    if not _noisy(d):
+        return ()
+    seen = f"steps saw {d.rows_of_a_step:,} of {d.rows:,} rows each, and noise of such batches leaves a gap"
+    remedy = "take larger ones (batch_size, or subsample_size in the model) or more steps (dmvi.resume)"
+    return (f"{seen}: {remedy}",)

@@ -1,6 +1,14 @@
 """Any model becomes one Target."""
 
 from dmvi.targets._bridgestan import from_bridgestan as from_bridgestan
+from dmvi.targets._control_variates import CONTROL_VARIATES as CONTROL_VARIATES
+from dmvi.targets._control_variates import Anchor as Anchor
+from dmvi.targets._control_variates import corrected as corrected
+from dmvi.targets._control_variates import corrected_at as corrected_at
+from dmvi.targets._control_variates import on_all_rows as on_all_rows
+from dmvi.targets._cost import SlowGradient as SlowGradient
+from dmvi.targets._cost import gradient_seconds as gradient_seconds
+from dmvi.targets._cost import slow_gradient as slow_gradient
 from dmvi.targets._dispatch import as_target as as_target
 from dmvi.targets._external import from_value_and_grad as from_value_and_grad
 from dmvi.targets._family import Family as Family

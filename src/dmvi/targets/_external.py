@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 from dmvi._errors import InputError
 from dmvi.targets._checks import TRIES
 from dmvi.targets._coordinates import Coordinates
+from dmvi.targets._differences import from_gradients
 from dmvi.targets._jax import bare_target
 from dmvi.targets._starts import further_points, starts_around
 from dmvi.targets._target import Batch, Target
@@ -116,10 +117,8 @@ class Host:
 
     def _differences(self, xi: Any) -> np.ndarray:
         point = np.asarray(xi, np.float64)
-        steps = np.diag(STEP * (1 + np.abs(point)))
-        _, gradients = self.evaluate(np.concatenate([point[None] + steps, point[None] - steps]))
-        slopes = (gradients[: self.dim] - gradients[self.dim :]) / (2 * np.diagonal(steps)[:, None])
-        return (0.5 * (slopes + slopes.T)).astype(np.asarray(xi).dtype)
+        hessian = from_gradients(lambda points: self.evaluate(points)[1], point, STEP)
+        return hessian.astype(np.asarray(xi).dtype)
 
 
 def _coordinates(dim: int, names: Sequence[str] | None) -> Coordinates:

@@ -17,7 +17,7 @@ from dmvi.targets._numpyro_predictive import constant_data, predictive
 from dmvi.targets._numpyro_program import Program, trace_prior
 from dmvi.targets._numpyro_sites import Sites, read_sites, unconstrained_param
 from dmvi.targets._starts import Found, further_points, settle, starts_around, uniform_points
-from dmvi.targets._subsets import draw_without_replacement
+from dmvi.targets._subsets import draw_without_replacement, least_share
 from dmvi.targets._target import Batch, Target
 
 
@@ -176,6 +176,7 @@ def program_target(
         _draw_batch=draw_batch if sites.plates else lambda key: None,
         _unpack=sites.coordinates.split,
         constant=constant,
+        batch_rows=least_share(sites.plates.values()),
         _predictive=lambda data: predictive(program, params, data),
         _prior=program.prior,
     )

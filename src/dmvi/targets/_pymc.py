@@ -29,7 +29,7 @@ from dmvi.targets._pymc_graph import (
     value_of,
 )
 from dmvi.targets._starts import Found, further_points, look_for_start, settle, starts_around
-from dmvi.targets._subsets import draw_without_replacement
+from dmvi.targets._subsets import draw_without_replacement, least_share
 from dmvi.targets._target import Batch, Target
 
 RADIUS = 1.0  # starts lie this far around PyMC's initial point, as in pm.sample
@@ -203,6 +203,7 @@ def _as_target(model: pymc.Model, program: _Program, centre: np.ndarray | None) 
         _export=as_inference_data,
         coords={name: np.asarray(values) for name, values in model.coords.items() if values is not None},
         constant=_constant(model),
+        batch_rows=least_share((batch.size, batch.count) for batch in minibatches.values()),
         exports_likelihood=False,  # pm.compute_log_likelihood adds it, and refuses where it is already
     )
 

@@ -31,6 +31,8 @@ from dmvi._errors import InputError
 from dmvi._team import ALONE, Message, Team
 from dmvi.targets._arguments import Arguments, describe_nonfinite, read_arguments
 from dmvi.targets._checks import explain_failure
+from dmvi.targets._control_variates import Terms, estimate_of_rows, total
+from dmvi.targets._differences import second_derivatives
 from dmvi.targets._numpyro import check_probe, probe_program, program_target, settle_probe
 from dmvi.targets._numpyro_predictive import predictive
 from dmvi.targets._numpyro_program import Program
@@ -51,8 +53,6 @@ CURVATURES = 2**22  # rows times coordinates of a block behind a Hessian
 AT_A_TIME = min(4, os.cpu_count() or 1)  # blocks in work: not all of the work on one is parallel
 WORK = 25 * 10**8  # rows times draws that one pass of the diagnostics may cost
 FEWEST, MOST = 250, 20_000  # draws of the diagnostics
-
-Terms = dict[str, Array]  # log-likelihood terms by observed site
 
 
 class Derivatives(NamedTuple):
@@ -199,22 +199,18 @@ _PASSES = {"derivatives": _derivatives, "hessian": _hessian, "excess": _excesses
 
 def _first(terms: Callable, xi: Array, block: Block) -> tuple[Array, Array]:
     with jax.default_matmul_precision("highest"):
-        return jax.value_and_grad(lambda xi: _total(terms(xi, block)))(xi)
+        return jax.value_and_grad(lambda xi: total(terms(xi, block)))(xi)
 
 
 def _second(terms: Callable, xi: Array, block: Block) -> Array:
     with jax.default_matmul_precision("highest"):
-        return jax.hessian(lambda xi: _total(terms(xi, block)))(xi)
+        return second_derivatives(lambda xi: total(terms(xi, block)), xi)
 
 
 def _excess(terms: Callable, draws: Array, mode: Array, block: Block) -> Array:
     with jax.default_matmul_precision("highest"):
         there = terms(mode, block)
-        return jax.vmap(lambda xi: _total(jax.tree.map(lambda a, b: a - b, terms(xi, block), there)))(draws)
-
-
-def _total(terms: Terms) -> Array:
-    return sum((jnp.sum(term) for term in terms.values()), jnp.zeros(()))
+        return jax.vmap(lambda xi: total(jax.tree.map(lambda a, b: a - b, terms(xi, block), there)))(draws)
 
 
 def from_rows(
@@ -284,13 +280,13 @@ def _target(
         """The prior with the Jacobian, and the terms of the likelihood."""
         value, trace = program(block, sites).evaluate(xi, {})
         found = {name: log_prob(trace[name]) for name in sites.observed}
-        return value - _total(found), found
+        return value - total(found), found
 
     def bind(data: dict[str, Any]) -> Target:
         plain = program_target(program(data["rows"], sites), {}, {}, {}, start.centre)
         return dataclasses.replace(
             plain,
-            _log_density=lambda xi, params, batch: _estimate(
+            _log_density=lambda xi, params, batch: estimate_of_rows(
                 parts, rows.count, xi, data["rows"] if batch is None else batch, data
             ),
             _log_likelihood=lambda xi, params: {},
@@ -302,6 +298,7 @@ def _target(
         bind(data),
         data_size=rows.count,
         subsampled=True,
+        batch_rows=(batch_size, rows.count),
         data=data,
         _bind=bind,
         stream=Stream(
@@ -313,29 +310,6 @@ def _target(
             team,
         ),
     )
-
-
-def _estimate(parts: Callable, count: int, xi: Array, block: Any, data: dict[str, Any]) -> Array:
-    """log pi at xi from a block of the `count` rows, less L(m) where there are control variates."""
-    prior, found = parts(xi, block)
-    scale = count / next(iter(block.values())).shape[0]
-    if "mode" not in data:
-        return prior + scale * _total(found)
-    mode, away = data["mode"], xi - data["mode"]
-    known = jnp.sum(data["slope"] * away)
-
-    def expansion(z: Array) -> tuple[Terms, Terms]:
-        return jax.jvp(lambda z: parts(z, block)[1], (z,), (away,))
-
-    if "curvature" in data:
-        (there, linear), (_, bend) = jax.jvp(expansion, (mode,), (away,))
-        linear = jax.tree.map(lambda linear, bend: linear + 0.5 * bend, linear, bend)
-        known += 0.5 * away @ data["curvature"] @ away
-    else:
-        there, linear = expansion(mode)
-    # Differences are taken term by term: scaled sums would lose them to rounding.
-    rest = jax.tree.map(lambda here, there, linear: here - there - linear, found, there, linear)
-    return prior + scale * _total(rest) + known
 
 
 def _check_sites(sites: Sites, of_fewer_rows: Sites) -> None:

@@ -1,5 +1,7 @@
 """Random subsets: the indices of a minibatch."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
@@ -20,3 +22,8 @@ def draw_without_replacement(key: PRNGKeyArray, size: int, count: int) -> Int[Ar
 
     chosen, _ = jax.lax.scan(take, jnp.full_like(draws, -1), (jnp.arange(count), tops, draws))
     return chosen
+
+
+def least_share(plates: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
+    """(count, size) of the plate of which a batch sees the smallest share, from (size, count) of each."""
+    return min(((count, size) for size, count in plates), key=lambda rows: rows[0] / rows[1], default=None)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
+from dmvi.targets._differences import second_derivative_along, second_derivatives
 
 Batch = Any  # a pytree of plate name -> indices; None stands for the full data
 # From a key, xi (None: a draw of the prior) and psi to observed and deterministic sites.
@@ -71,6 +72,9 @@ class Target(eqx.Module):
         offset: a constant left out of `log_density`, which would swamp single precision.
         data: arrays that the density takes anew at each call, where targets differ in their data alone and
             share every compiled program (`dmvi.targets.family`); None where the data are part of the density.
+        batch_rows: rows of one batch and rows in all, where there are batches; of several plates that of
+            which a batch sees the smallest share.
+        anchor: where batches are corrected by control variates (`dmvi.targets.Anchor`), if they are.
     """
 
     dim: int = eqx.field(static=True)
@@ -98,6 +102,8 @@ class Target(eqx.Module):
     _prior: Callable[[PRNGKeyArray, dict[str, Array]], Array] | None = eqx.field(static=True, default=None)
     stream: Any = eqx.field(static=True, default=None)
     offset: float = eqx.field(static=True, default=0.0)
+    batch_rows: tuple[int, int] | None = eqx.field(static=True, default=None)
+    anchor: Any = eqx.field(static=True, default=None)
 
     def __hash__(self) -> int:
         return id(self)  # so that jax.jit takes the methods below
@@ -117,7 +123,11 @@ class Target(eqx.Module):
 
     def hessian(self, xi: Float[Array, " dim"]) -> Float[Array, "dim dim"]:
         """Second derivatives of log pi at xi; by differences where the density has first ones only."""
-        return jax.hessian(self.log_density)(xi) if self._hessian is None else self._hessian(xi)
+        return second_derivatives(self.log_density, xi) if self._hessian is None else self._hessian(xi)
+
+    def hessian_product(self, xi: Float[Array, " dim"], v: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        """The Hessian of log pi at xi times v; by a difference where the density has first ones only."""
+        return second_derivative_along(self.log_density, xi, v)
 
     def constrain(self, xi: Float[Array, " dim"]) -> dict[str, Array]:
         """The model's variables at xi: every latent and deterministic site by name."""

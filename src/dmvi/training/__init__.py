@@ -11,6 +11,7 @@ from dmvi.training._lanes import LaneOutcome as LaneOutcome
 from dmvi.training._lanes import Lanes as Lanes
 from dmvi.training._lanes import lanes_with_flat as lanes_with_flat
 from dmvi.training._look import Look as Look
+from dmvi.training._look import look_draws as look_draws
 from dmvi.training._loop import Snapshot as Snapshot
 from dmvi.training._loop import Trainer as Trainer
 from dmvi.training._mesh import as_mesh as as_mesh

@@ -16,7 +16,7 @@ from dmvi.guides._guide import Guide
 from dmvi.targets._target import Target
 from dmvi.training._chunks import STOPPED, Chunks, Outcome, compiled_start, filled, leaves_of, told
 from dmvi.training._course import Budget, Course, Kept
-from dmvi.training._look import ENOUGH, LOOK_DRAWS, Effort, Look, look_at, look_back
+from dmvi.training._look import ENOUGH, Effort, Look, look_at, look_back, look_draws
 from dmvi.training._pace import Pace
 from dmvi.training._progress import Progress
 from dmvi.training._state import Seen, Settings, State, Trained
@@ -130,8 +130,7 @@ class Trainer:
         seconds = self._clock.seconds - began - (self._pace.compiling - compiling)
         if self._course.record(Kept(self._trained, look), step, skipped, seconds):
             self._return_to_best()
-        gap = np.nan if self._target.subsampled and self._target.stream is None else look.gap
-        self._progress.update(step, self._course.limit, look.elbo + self._target.offset, gap)
+        self._progress.update(step, self._course.limit, look.elbo + self._target.offset, look.gap)
         if not self._stop.asked:  # a chunk cut short would be saved, and another result gone on from
             self._watch(self)
 
@@ -146,10 +145,10 @@ class Trainer:
     def _affordable_looks(self, seconds: float) -> Effort:
         """What a look at fresh draws may take where one of them takes so many seconds."""
         timing, longest = self._timing, self._timing.program_seconds
-        draws = LOOK_DRAWS
-        if seconds * LOOK_DRAWS > self._clock.share(timing.look_share):
+        draws = most = look_draws(self._target)
+        if seconds * most > self._clock.share(timing.look_share):
             draws = max(int(self._clock.share(timing.look_share) / seconds), timing.fewest_looked)
-        return Effort(min(draws, LOOK_DRAWS), seconds, longest)
+        return Effort(min(draws, most), seconds, longest)
 
     @property
     def done(self) -> bool:
@@ -182,9 +181,7 @@ class Trainer:
         self._gradients = int(self._state.step) * self._settings.particles
 
     def _look(self, seen: Seen) -> Look:
-        """At the chunk's own draws, fresh ones where they are few; with minibatches they have to do."""
-        if self._target.subsampled and self._target.stream is None:
-            return Look.at(np.asarray(seen.log_weights, float).ravel())
+        """At the chunk's own draws, fresh ones where they are few or have been weighed on batches."""
         enough = ENOUGH if self._effort is None else min(ENOUGH, self._effort.draws)
         look = None if self._target.subsampled else look_back(seen, enough)
         return self._look_closely(self._trained) if look is None else look
@@ -199,7 +196,7 @@ class Trainer:
     def _look_closely(self, trained: Trained) -> Look:
         """At fresh draws on the full data, or a large part of it, the same noise every time."""
         model = eqx.tree_at(lambda t: t.params, self._target, trained.params)
-        effort = Effort() if self._effort is None else self._effort
+        effort = Effort(look_draws(self._target)) if self._effort is None else self._effort
         return look_at(trained.guide, model, self._look_key, effort, self._goes_on)
 
     def _goes_on(self, draws: int) -> bool:

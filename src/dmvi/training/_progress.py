@@ -24,10 +24,14 @@ class Progress(abc.ABC):
         self.note("  ".join(part for part in parts if part))
 
     @abc.abstractmethod
+    def remark(self, text: str) -> None:
+        """Something to know that stays, whatever comes next."""
+
+    @abc.abstractmethod
     def update(self, step: int, total: int, elbo: float, gap: float) -> None:
         """`step` of at most `total` steps are done at a smoothed ELBO, `gap` nats below the log evidence.
 
-        The gap is NaN where draws do not show it, as on batches of the data.
+        The gap is NaN where draws do not show it.
         """
 
     @abc.abstractmethod
@@ -39,6 +43,9 @@ class Silent(Progress):
     """Shows nothing."""
 
     def note(self, text):
+        pass
+
+    def remark(self, text):
         pass
 
     def update(self, step, total, elbo, gap):
@@ -59,6 +66,9 @@ class Line(Progress):
 
     def note(self, text):
         self._live.update(Text(f"dmvi  {text}"))
+
+    def remark(self, text):
+        self._live.console.print(Text(f"dmvi  {text}"))
 
     def update(self, step, total, elbo, gap):
         now = time.perf_counter()

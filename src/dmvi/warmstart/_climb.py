@@ -119,7 +119,7 @@ class Climber:
         return np.where(usable[:, None, None], found, gaussians)
 
     def _climbed_fields(self, fields: list[Candidate]) -> list[Candidate]:
-        """The best mean fields after some steps, taken near their plateaus, as full covariances, best first."""
+        """The best mean fields after some steps, taken near their plateaus, best first."""
         begun = [self._run(self._begun([field]), self._course.field_steps)[0] for field in fields]
         elbos = np.nan_to_num([float(fits.best.elbo[0]) for fits in begun], nan=-np.inf)
         climbed, near = [], self._course.field_tolerance * self._target.dim

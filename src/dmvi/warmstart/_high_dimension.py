@@ -102,10 +102,9 @@ class Curvature:
     def __init__(self, target: Target, xi: Float[np.ndarray, " dim"]):
         dtype = jnp.result_type(float)
         point = jnp.asarray(xi.astype(dtype))
-        slope = jax.grad(target.log_density)
 
         def product(v: Array) -> Array:
-            return -jax.jvp(slope, (point,), (v,))[1]
+            return -target.hessian_product(point, v)
 
         options = quick_options()
         self._dim, self._dtype = target.dim, dtype
@@ -146,6 +145,7 @@ class Curvature:
         shape = (self._dim, self._dim)
         operator = LinearOperator(shape, matvec=excess, dtype=float)  # pyright: ignore[reportCallIssue]
         try:
-            return eigsh(operator, k=min(RANK, self._dim - 1), which="LM", v0=first, tol=TOLERANCE)  # pyright: ignore[reportArgumentType]
+            values, vectors = eigsh(operator, k=min(RANK, self._dim - 1), which="LM", v0=first, tol=TOLERANCE)  # pyright: ignore[reportArgumentType]
         except ArpackNoConvergence as stopped:
-            return stopped.eigenvalues, stopped.eigenvectors
+            values, vectors = stopped.eigenvalues, stopped.eigenvectors
+        return np.asarray(values), np.asarray(vectors)
