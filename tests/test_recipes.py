@@ -10,7 +10,16 @@ import pytest
 
 import dmvi
 from dmvi._recipes import describe_base, describe_recipe, guide_from, recipe_from
-from dmvi.guides import Block, LowRank, Symmetry, anchored, low_rank_anchored, mixture
+from dmvi.guides import (
+    Block,
+    LowRank,
+    SparseShape,
+    Symmetry,
+    anchored,
+    low_rank_anchored,
+    mixture,
+    sparse_anchored,
+)
 
 DIM = 5
 RECIPES = {
@@ -32,12 +41,14 @@ RECIPES = {
 }
 ZEROS = jnp.zeros(DIM)
 THIN = LowRank(jnp.ones(DIM), jnp.zeros((DIM, 3)), jnp.zeros((DIM, 3)))
+SPARSE = SparseShape(1, ((1, 2, 0, 0), (2, 2, 1, 2)))
 BASES = {
     "triangle": anchored(ZEROS, jnp.eye(DIM), full=True),
     "diagonal": anchored(ZEROS, jnp.ones(DIM), full=False),
     "low rank on a triangle": low_rank_anchored(ZEROS, jnp.eye(DIM), rank=2),
     "low rank on a diagonal": low_rank_anchored(ZEROS, jnp.ones(DIM), rank=2),
     "low rank on low rank": low_rank_anchored(ZEROS, THIN, rank=2),
+    "sparse": sparse_anchored(ZEROS, SPARSE.identity(DIM)),
 }
 
 
@@ -80,3 +91,13 @@ def test_a_base_that_cannot_be_is_refused(change):
     base = describe_base(RECIPES["full-rank"].build(BASES["triangle"], key=jr.key(1))) | change
     with pytest.raises(dmvi.InputError, match="the file"):
         guide_from(RECIPES["full-rank"], base, DIM)
+
+
+@pytest.mark.parametrize(
+    "sparse",
+    [[], {}, [[1, 2, 0]], [[1, 2, 0, "2"]], [[10**9, 1, 0, 0]], [[1, 0, 0, 0]], [[5, 5, 5, 5]] * 2, "5"],
+)
+def test_a_sparse_base_that_cannot_be_is_refused(sparse):
+    base = describe_base(RECIPES["full-rank"].build(BASES["sparse"], key=jr.key(1)))
+    with pytest.raises(dmvi.InputError, match="the file describes a sparse base"):
+        guide_from(RECIPES["full-rank"], base | {"sparse": sparse}, DIM)

@@ -21,9 +21,12 @@ from dmvi.guides import (
     LowRank,
     LowRankAffine,
     Mixture,
+    SparseAffine,
+    SparseShape,
     anchored,
     low_rank_anchored,
     repeated,
+    sparse_anchored,
     symmetry_from,
 )
 from dmvi.targets import Target
@@ -40,6 +43,7 @@ _KNOWN: dict[str, type] = {
 }
 OTHER_ARRAYS = "the {} in the file has other arrays than this one; {}."
 _MOST_MODES = 1_000
+_MOST_NUMBERS = 2_000  # a row, of a sparse base
 _LARGEST = 100_000  # of any whole number in a recipe: a file must not ask for more memory than there is
 
 
@@ -119,8 +123,9 @@ def describe_base(guide: Guide) -> dict[str, Any]:
     """The shape of the Gaussian, or Gaussians, under a guide: 0 stands for what there is none of.
 
     Keys: modes (of a mixture), full (a lower triangle is trained), rank (is trained instead), anchor (number
-    of axes of the fixed scale), anchor_rank, ordered where its rows are a triangle in another order, and
-    symmetry where a mixture has one.
+    of axes of the fixed scale), anchor_rank, ordered where its rows are a triangle in another order, symmetry
+    where a mixture has one, and sparse where the fixed scale is the root of a sparse precision:
+    `SparseShape.levels`.
     """
     symmetry = guide.symmetry if isinstance(guide, Mixture) else None
     modes = guide.log_weights.value.shape[0] if isinstance(guide, Mixture) else 0
@@ -128,6 +133,10 @@ def describe_base(guide: Guide) -> dict[str, Any]:
     if affine is None:
         return {"modes": 0, "full": 0, "rank": 0, "anchor": 1, "anchor_rank": 0}
     scale = affine.anchor_scale.value
+    if isinstance(affine, SparseAffine):
+        shape = scale.shape()
+        sparse = [list(level) for level in shape.levels]
+        return {"modes": 0, "full": 0, "rank": 0, "anchor": 0, "anchor_rank": shape.rank, "sparse": sparse}
     low_rank = isinstance(affine, LowRankAffine)
     return {
         "modes": modes,
@@ -153,6 +162,8 @@ def guide_from(recipe: GuideRecipe, base: Any, dim: int) -> Guide:
         return recipe.build(affine, key=jr.key(0))
     if rank:
         raise InputError("the file describes a mixture of bases of low rank, which there is not.")
+    if "sparse" in base:
+        raise InputError("the file describes a mixture of sparse bases, which there is not.")
     try:
         symmetry = symmetry_from(base.get("symmetry"), dim)
     except ValueError:
@@ -160,9 +171,11 @@ def guide_from(recipe: GuideRecipe, base: Any, dim: int) -> Guide:
     return repeated(recipe.build(affine, key=jr.key(0)), modes, symmetry)
 
 
-def _base(base: dict[str, int], dim: int, rank: int, anchor_rank: int) -> AnyAffine:
+def _base(base: dict[str, Any], dim: int, rank: int, anchor_rank: int) -> AnyAffine:
     zeros = jnp.zeros(dim)
     scale = LowRank(zeros, jnp.zeros((dim, anchor_rank)), jnp.zeros((dim, anchor_rank)))
+    if "sparse" in base:
+        return sparse_anchored(zeros, _sparse_shape(base["sparse"], dim, anchor_rank).identity(dim))
     if base["anchor"]:
         scale = jnp.eye(dim) if base["anchor"] == 2 else jnp.ones(dim)
     if rank:
@@ -171,3 +184,21 @@ def _base(base: dict[str, int], dim: int, rank: int, anchor_rank: int) -> AnyAff
         raise InputError("the file describes a base that no guide has.")
     order = jnp.arange(dim) if base.get("ordered") is True and scale.ndim == 2 else None
     return anchored(zeros, scale, full=bool(base["full"]), order=order)
+
+
+def _sparse_shape(levels: Any, dim: int, rank: int) -> SparseShape:
+    """The sizes of a sparse base that a file describes, with no more numbers than a warm start makes."""
+    rows = levels if isinstance(levels, list) else []
+    if not rows or not all(
+        isinstance(row, list)
+        and len(row) == 4
+        and all(type(number) is int and 0 <= number <= dim for number in row)
+        and row[0] > 0
+        and row[1] > 0
+        for row in rows
+    ):
+        raise InputError("the file describes a sparse base that no guide has.")
+    shape = SparseShape(rank, tuple(tuple(row) for row in rows))
+    if sum(row[0] for row in rows) > dim or shape.numbers(dim) > _MOST_NUMBERS * dim:
+        raise InputError("the file describes a sparse base of more numbers than a guide has.")
+    return shape

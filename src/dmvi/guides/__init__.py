@@ -14,7 +14,6 @@ from dmvi.guides._guide import DenoisingTerms as DenoisingTerms
 from dmvi.guides._guide import Draw as Draw
 from dmvi.guides._guide import Guide as Guide
 from dmvi.guides._guide import GuideRecipe as GuideRecipe
-from dmvi.guides._low_rank import AnyAffine as AnyAffine
 from dmvi.guides._low_rank import LowRank as LowRank
 from dmvi.guides._low_rank import LowRankAffine as LowRankAffine
 from dmvi.guides._low_rank import low_rank_anchored as low_rank_anchored
@@ -25,6 +24,12 @@ from dmvi.guides._mixture import repeated as repeated
 from dmvi.guides._mixture import shared_out as shared_out
 from dmvi.guides._paper import PaperDiffusion as PaperDiffusion
 from dmvi.guides._paper import PaperGuide as PaperGuide
+from dmvi.guides._sparse import AnyAffine as AnyAffine
+from dmvi.guides._sparse import Level as Level
+from dmvi.guides._sparse import SparseAffine as SparseAffine
+from dmvi.guides._sparse import SparseScale as SparseScale
+from dmvi.guides._sparse import SparseShape as SparseShape
+from dmvi.guides._sparse import sparse_anchored as sparse_anchored
 from dmvi.guides._symmetry import LARGEST_COUNT as LARGEST_COUNT
 from dmvi.guides._symmetry import Block as Block
 from dmvi.guides._symmetry import Symmetry as Symmetry

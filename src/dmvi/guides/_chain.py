@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dmvi._errors import InputError
 from dmvi.diffusion import ReverseChain, build_chain
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
-from dmvi.guides._low_rank import AnyAffine
 from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_normal
+from dmvi.guides._sparse import AnyAffine
 
 LARGEST_SCORE = 50.0  # at which the score feature is cut
 EVIDENCE_PATHS = 64

@@ -21,8 +21,8 @@ from dmvi.diffusion import (
     as_score_network,
 )
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
-from dmvi.guides._low_rank import AnyAffine
 from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_normal
+from dmvi.guides._sparse import AnyAffine
 
 GROWN_STEPS = 4
 LARGEST_GROWN = 128  # dimensions up to which a guide grows by steps that cost O(dim^2)

@@ -6,8 +6,8 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi.guides._guide import Draw, Guide, GuideRecipe, frozen, with_path_gradient
-from dmvi.guides._low_rank import AnyAffine
 from dmvi.guides._noise import spread, standard_log_prob, standard_normal
+from dmvi.guides._sparse import AnyAffine
 
 
 class Gaussian(Guide):

@@ -127,9 +127,6 @@ class LowRankAffine(eqx.Module):
         return LowRank(jnp.exp(self.log_diagonal), self.left, self.right)
 
 
-AnyAffine = Affine | LowRankAffine
-
-
 def low_rank_anchored(loc: Float[Array, " dim"], scale: Array | LowRank, *, rank: int) -> LowRankAffine:
     """The affine map loc + scale u as an anchor, with a trainable part of low rank at the identity.
 

@@ -1,0 +1,279 @@
+r"""Gaussian VI in thousands of dimensions, where the Hessian of log pi is sparse.
+
+The best Gaussian N(mu, P^-1) has P = E_q[-Hessian] and E_q[gradient] = 0. Natural gradients go there,
+
+    P <- (1 - rho) P + rho mean(-H),   mu <- mu + rho P^-1 mean(gradient),
+
+the Hessian at a few draws of q and the slope at many. P has the pattern of H, so that its root is sparse
+(`_elimination`). rho grows after a step that kept the ELBO, and halves with a return to the last good state
+after one that did not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dmvi._compile import compiled
+from dmvi._random import children, seed_of
+from dmvi.guides import AnyAffine, SparseAffine, SparseScale, anchored, sparse_anchored
+from dmvi.objectives import PathELBO
+from dmvi.targets._target import Target
+from dmvi.training import Progress, Settings, default_optimizer
+from dmvi.warmstart._elimination import DISSECTION, Elimination, Root
+from dmvi.warmstart._sparsity import SparseHessian, hessian_products, sparse_hessian
+from dmvi.warmstart._warm_start import improved
+
+
+@dataclass(frozen=True)
+class NaturalGradients:
+    """How the Gaussian is improved.
+
+    Attributes:
+        draws: of one program, in antithetic pairs.
+        batches: programs whose draws make one mean gradient.
+        hessians: draws at which the Hessian is made for one step.
+        rate: first rho. Where P is that of a mean field, half of it goes at the first step.
+        largest: rho at most; noise of the Hessian passes to P unless some of the old stays.
+        growth: of rho after a good step.
+        shrinkage: of rho where the precision would not be positive definite.
+        noise: standard errors by which an ELBO may be lower and still count as kept.
+        patience: steps without a gain beyond noise after which rho halves.
+        smallest: rho at which a plateau ends the search.
+        iterations: at most.
+        field_scale: sd of the mean field at its start.
+        field_stages: of a few hundred steps, at most, to bring the mean near; natural gradients do the rest.
+        field_gain: nats a coordinate below which a further stage of the mean field is not worth its time.
+    """
+
+    draws: int = 64
+    batches: int = 4
+    hessians: int = 2
+    rate: float = 0.5
+    largest: float = 0.9
+    growth: float = 1.2
+    shrinkage: float = 0.6
+    noise: float = 3.0
+    patience: int = 5
+    smallest: float = 0.1
+    iterations: int = 150
+    field_scale: float = 0.3
+    field_stages: int = 6
+    field_gain: float = 0.02
+
+
+NATURAL = NaturalGradients()
+FIELD = Settings(PathELBO(), default_optimizer(2e-2), 16, chunk=300, cooldown_steps=150)
+
+
+class Draws(NamedTuple):
+    """What one program's draws show."""
+
+    xi: Float[Array, "draws dim"]
+    log_weights: Float[Array, " draws"]  # log pi - log q without q's determinant; NaN where not finite
+    slope: Float[Array, " dim"]  # sum over finite draws
+
+
+class State(NamedTuple):
+    """A Gaussian with precision `entries` + amount c c^T."""
+
+    loc: Float[np.ndarray, " dim"]
+    entries: Float[np.ndarray, " entries"]
+    amount: float
+    root: Root
+
+
+class Seen(NamedTuple):
+    """The ELBO of a Gaussian, its standard error, the mean slope, and points of finite density."""
+
+    elbo: float
+    error: float
+    slope: Float[np.ndarray, " dim"]
+    xi: Float[np.ndarray, "points dim"]
+
+
+def sparse_gaussian(
+    target: Target,
+    start: tuple[Float[np.ndarray, " dim"], Float[np.ndarray, " dim"]] | None,
+    *,
+    key: PRNGKeyArray,
+    seconds_left: Callable[[], float],
+    progress: Progress,
+    settings: NaturalGradients = NATURAL,
+) -> SparseAffine | None:
+    """The best Gaussian whose precision has the pattern of the Hessian; None where that is not sparse.
+
+    Args:
+        target: what to approximate.
+        start: location and sds to begin from; None for a cheap mean field.
+        key: random key.
+        seconds_left: asked between programs; at zero the best so far is kept.
+        progress: told of the stage.
+        settings: how steps are made.
+    """
+    if target.subsampled or target.params or target._hessian is not None:
+        return None
+    progress.note("sparse Gaussian")
+    field_key, pattern_key, fit_key = children(key, 3)
+    loc, sd = mean_field(target, field_key, seconds_left, settings) if start is None else start
+    if not (np.isfinite(loc).all() and np.isfinite(sd).all()) or seconds_left() <= 0:
+        return None
+    rng = np.random.default_rng(seed_of(pattern_key))
+    points = loc + sd * np.array([1.0, -1.0, 0.5])[:, None] * rng.standard_normal((3, target.dim))
+    hessian = sparse_hessian(hessian_products(target), points, rng)
+    if hessian is None or seconds_left() <= 0:
+        return None
+    return _Search(target, hessian, settings).best(loc, sd, fit_key, seconds_left)
+
+
+def mean_field(
+    target: Target, key: PRNGKeyArray, seconds_left: Callable[[], float], settings: NaturalGradients
+) -> tuple[np.ndarray, np.ndarray]:
+    """Location and sds of a mean-field Gaussian, after stages of VI for as long as these gain much."""
+    start_key, fit_key = children(key, 2)
+    loc = _start(target, start_key)
+    affine, before = anchored(loc, jnp.full_like(loc, settings.field_scale), full=False), -np.inf
+    for stage_key in children(fit_key, settings.field_stages):
+        affine, elbo = _field_stage(affine, target, stage_key)
+        gain, before = float(elbo) - before, float(elbo)
+        if gain < settings.field_gain * target.dim or seconds_left() <= 0:
+            break
+    return np.asarray(affine.anchor.value, float), np.asarray(affine.anchor_scale.value, float)
+
+
+@compiled
+def _start(target: Target, key: PRNGKeyArray) -> Float[Array, " dim"]:
+    """The best of a few starting points."""
+    starts = jax.vmap(target.start)(jr.split(key, 8))
+    values = jax.vmap(target.log_density)(starts)
+    return starts[jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))]
+
+
+@compiled
+def _field_stage(affine: AnyAffine, target: Target, key: PRNGKeyArray) -> tuple[Any, Float[Array, ""]]:
+    found, _, elbo = improved(affine, target.params, target, key, FIELD)
+    return found, elbo
+
+
+@compiled
+def _draws(scale: SparseScale, loc: Array, target: Target, key: PRNGKeyArray, pairs: int) -> Draws:
+    z = jr.normal(key, (pairs, loc.shape[0]), loc.dtype)
+    z = jnp.concatenate([z, -z])
+    xi = loc + jax.vmap(scale)(z)
+    value, slope = jax.vmap(jax.value_and_grad(target.log_density))(xi)
+    finite = jnp.isfinite(value) & jnp.isfinite(slope).all(axis=1)
+    log_weights = jnp.where(finite, value + 0.5 * jnp.sum(z**2, axis=1), jnp.nan)
+    return Draws(xi, log_weights, jnp.sum(jnp.where(finite[:, None], slope, 0), axis=0))
+
+
+@compiled
+def _step(scale: SparseScale, slope: Array) -> tuple[Array, Array]:
+    """P^-1 slope = S S^T slope, and its length in P's norm."""
+    (whitened,) = jax.vjp(scale, jnp.zeros_like(slope))[1](slope)
+    return scale(whitened), jnp.linalg.norm(whitened)
+
+
+class _Search:
+    """Natural gradients on the pattern of one Hessian."""
+
+    def __init__(self, target: Target, hessian: SparseHessian, settings: NaturalGradients):
+        self._target, self._hessian, self._settings = target, hessian, settings
+        pattern = hessian.pattern
+        self._elimination = Elimination(pattern.rows, pattern.columns, target.dim, pattern.dense)
+        self._dtype = np.dtype(jnp.result_type(float))
+
+    def best(
+        self, loc: np.ndarray, sd: np.ndarray, key: PRNGKeyArray, seconds_left: Callable[[], float]
+    ) -> SparseAffine | None:
+        """The Gaussian of the best ELBO on the way from N(loc, sd^2); None where its root is not sparse."""
+        if self._elimination.fill > DISSECTION.fill:
+            return None
+        made, pattern = self._settings, self._hessian.pattern
+        state = self._rooted(loc, np.where(pattern.rows == pattern.columns, sd[pattern.rows] ** -2, 0.0), 0.0)
+        assert state is not None  # a diagonal
+        seen = self._look(state, jr.fold_in(key, 0))
+        best, best_seen, curvature = state, seen, None
+        rate, since = made.rate, 0
+        for iteration in range(1, made.iterations):
+            if curvature is None:
+                curvature = self._curvature(seen, iteration)
+            if curvature is None or seconds_left() <= 0:
+                break
+            trial = self._moved(state, seen, curvature, rate)
+            if trial is None or seconds_left() <= 0:
+                break
+            found = self._look(trial, jr.fold_in(key, iteration))
+            if not found.elbo > seen.elbo - made.noise * np.hypot(seen.error, found.error):
+                rate *= 0.5  # the state of before is tried again, with less of the new
+                if rate < made.smallest**2:
+                    break
+                continue
+            state, seen, curvature = trial, found, None
+            since += 1
+            if seen.elbo > best_seen.elbo:
+                since = 0 if seen.elbo > best_seen.elbo + np.hypot(seen.error, best_seen.error) else since
+                best, best_seen = state, seen
+            rate = min(made.largest, rate * made.growth)
+            if since >= made.patience:
+                if rate < made.smallest:
+                    break
+                rate, since = rate * 0.3, 0
+        scale = self._scale(best)
+        return sparse_anchored(jnp.asarray(best.loc.astype(self._dtype)), scale)
+
+    def _rooted(self, loc: np.ndarray, entries: np.ndarray, amount: float) -> State | None:
+        root = self._elimination.root(entries)
+        return None if root is None else State(loc, entries, amount, root)
+
+    def _scale(self, state: State) -> SparseScale:
+        constant = self._hessian.pattern.constant
+        dense = np.sqrt(state.amount) * constant[:, None] if constant.any() and state.amount else None
+        if dense is None:
+            dense = np.zeros((self._target.dim, 0))
+        return self._elimination.scale(state.root, dense, self._dtype)
+
+    def _moved(self, state: State, seen: Seen, curvature: np.ndarray, rate: float) -> State | None:
+        """A step of size `rate`, or a smaller one where the precision would not be positive definite."""
+        for _ in range(20):
+            entries = (1 - rate) * state.entries + rate * curvature
+            amount = state.amount + rate * (1.0 - state.amount)
+            trial = self._rooted(state.loc, entries, amount)
+            if trial is not None:
+                break
+            rate *= self._settings.shrinkage
+        else:
+            return None
+        step, length = _step(self._scale(trial), jnp.asarray(seen.slope.astype(self._dtype)))
+        shortened = min(rate, np.sqrt(self._target.dim) / max(float(length), 1e-9))
+        moved = state.loc + shortened * np.asarray(step, float)
+        return trial._replace(loc=moved) if np.isfinite(moved).all() else None
+
+    def _look(self, state: State, key: PRNGKeyArray) -> Seen:
+        """The ELBO and the mean slope from fresh draws."""
+        made, scale = self._settings, self._scale(state)
+        loc = jnp.asarray(state.loc.astype(self._dtype))
+        pairs = made.draws // 2
+        found = [_draws(scale, loc, self._target, k, pairs) for k in children(key, made.batches)]
+        weights = np.concatenate([np.asarray(some.log_weights, float) for some in found])
+        finite = np.isfinite(weights)
+        slope = np.sum([np.asarray(some.slope, float) for some in found], axis=0) / max(finite.sum(), 1)
+        xi = np.asarray(found[0].xi, float)[finite[: made.draws]]
+        if 2 * finite.sum() <= weights.size:
+            return Seen(-np.inf, 0.0, slope, xi)
+        pairs_of = weights.reshape(made.batches, 2, pairs).mean(axis=1)
+        error = np.nanstd(pairs_of) / np.sqrt(np.isfinite(pairs_of).sum())
+        entropy = 0.5 * self._target.dim * np.log(2 * np.pi) + float(scale.log_det())
+        return Seen(float(weights[finite].mean()) + entropy, float(error), slope, xi)
+
+    def _curvature(self, seen: Seen, iteration: int) -> np.ndarray | None:
+        """The mean of -H over a few of the draws."""
+        count = min(self._settings.hessians, len(seen.xi))
+        if not count:
+            return None
+        entries = np.mean([self._hessian.entries(xi) for xi in seen.xi[:count]], axis=0)
+        return entries if np.isfinite(entries).all() else None

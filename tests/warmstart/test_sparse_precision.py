@@ -1,0 +1,59 @@
+"""Natural gradients end at the Gaussian itself where the target is one."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from dmvi.guides import SparseAffine
+from dmvi.targets import Target, from_log_density
+from dmvi.training import Silent
+from dmvi.warmstart._sparse_precision import NaturalGradients, sparse_gaussian
+
+DIM = 40
+SHORT = NaturalGradients(iterations=60, field_stages=1)
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def gaussian() -> tuple[Target, np.ndarray, np.ndarray]:
+    """A chain with a coordinate next to all, and a sum held near zero."""
+    rng = np.random.default_rng(0)
+    matrix = np.zeros((DIM, DIM))
+    at = np.arange(DIM - 2)
+    matrix[at, at + 1] = -1.0
+    matrix[:-1, -1] = 0.2 * rng.normal(size=DIM - 1)
+    matrix = matrix + matrix.T + 2.5 * np.eye(DIM)
+    matrix[-1, -1] = 8.0
+    c = np.where(np.arange(DIM) < DIM - 1, 3.0, 0.0)
+    matrix = matrix + np.outer(c, c)
+    loc = rng.normal(size=DIM)
+    precision, centre = jnp.asarray(matrix), jnp.asarray(loc)
+
+    def log_density(x):
+        return -0.5 * (x - centre) @ precision @ (x - centre)
+
+    return from_log_density(log_density, init=jnp.zeros(DIM)), loc, matrix
+
+
+def test_a_gaussian_is_found_exactly():
+    target, loc, precision = gaussian()
+    start = (loc + 1.0, np.full(DIM, 0.3))
+    affine = sparse_gaussian(
+        target, start, key=jr.key(0), seconds_left=lambda: 1e9, progress=Silent(), settings=SHORT
+    )
+    assert isinstance(affine, SparseAffine)
+    s = np.asarray(jax.jit(jax.vmap(lambda z: affine.anchor_scale.value(z)))(jnp.eye(DIM))).T
+    np.testing.assert_allclose(s.T @ precision @ s, np.eye(DIM), atol=1e-3)
+    np.testing.assert_allclose(affine.anchor.value, loc, atol=1e-3)
+
+
+def test_without_time_there_is_none():
+    target, loc, _ = gaussian()
+    start = (loc, np.ones(DIM))
+    assert sparse_gaussian(target, start, key=jr.key(0), seconds_left=lambda: 0.0, progress=Silent()) is None
