@@ -12,7 +12,7 @@ from dmvi.training import Silent
 from dmvi.warmstart._sparse_precision import NaturalGradients, sparse_gaussian
 
 DIM = 40
-SHORT = NaturalGradients(iterations=60, field_stages=1)
+SHORT = NaturalGradients(iterations=60)
 
 
 @pytest.fixture(autouse=True)

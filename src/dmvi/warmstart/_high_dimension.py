@@ -1,7 +1,8 @@
 """The Gaussian a guide starts from where a full covariance would be too much to hold.
 
-Two starts are made and the better by ELBO is taken: a mean field by natural gradients, and Laplace at a mode
-with a scale of low rank. No array is larger than dim x RANK:
+A mean field by natural gradients is refined. Where the Hessian of log pi is sparse, so is the precision of
+the best Gaussian (`_sparse_precision`). Where it is not, Laplace at a mode gives a scale of low rank, which
+is kept where its ELBO is better. No array is larger than dim x RANK:
 
     H ~ D (I + Q (Lambda - I) Q^T) D,   S = D^-1 (I + Q (Lambda^-1/2 - I) Q^T),
 
@@ -27,6 +28,7 @@ from dmvi.training import Progress
 from dmvi.warmstart._climb import Climber
 from dmvi.warmstart._effort import device, effort_of
 from dmvi.warmstart._laplace import LARGEST_SD, Surface, climb
+from dmvi.warmstart._sparse_precision import sparse_gaussian
 from dmvi.warmstart._warm_start import WarmStart, warm_start
 
 DENSE_DIMENSION = 2000  # up to which the base is a full covariance
@@ -63,22 +65,29 @@ def high_dimensional_start(
     best = field._replace(affine=base)
     if (clock is not None and clock.over) or (interrupt is not None and interrupt.asked):
         return best
-    surface = Surface(target)
-    found = _laplace(target, surface, np.asarray(field.affine.anchor.value, float), probe_key)
+    clock, interrupt = clock or Clock(), interrupt or Interrupt()
+    sparse = clock.within(clock.share(REFINING))
+    loc, sd = field.affine.anchor.value, field.affine.anchor_scale.value
+    found: AnyAffine | None = sparse_gaussian(
+        target,
+        (np.asarray(loc, float), np.asarray(sd, float)),
+        key=probe_key,
+        seconds_left=lambda: 0.0 if interrupt.asked else sparse.left,
+        progress=progress,
+    )
+    surface, name = Surface(target), "sparse"
+    if found is None:
+        found, name = _laplace(target, surface, np.asarray(loc, float), probe_key), "laplace"
     if found is None:
         return best
-    clock, interrupt = clock or Clock(), interrupt or Interrupt()
     climbing = clock.within(clock.share(REFINING))
     effort = effort_of(surface, clock)
     climber = Climber(target, effort, judge_key, progress, lambda: interrupt.asked or climbing.over)
     reached = climber.refined(found)
     if reached.elbo > field.elbo:
-        found = eqx.tree_at(
-            lambda a: (a.loc, a.log_diagonal),
-            found,
-            (device(reached.loc), device(np.log(np.abs(reached.scale)))),
-        )
-        best = best._replace(affine=found, name="laplace", elbo=reached.elbo)
+        trained = (device(reached.loc), device(np.log(np.abs(reached.scale))))
+        found = eqx.tree_at(lambda a: (a.loc, a.log_diagonal), found, trained)
+        best = best._replace(affine=found, name=name, elbo=reached.elbo)
     return best._replace(gradients=best.gradients + surface.gradients + climber.gradients)
 
 

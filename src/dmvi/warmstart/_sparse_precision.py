@@ -11,7 +11,7 @@ after one that did not.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
 from dmvi._random import children, seed_of
-from dmvi.guides import AnyAffine, SparseAffine, SparseScale, anchored, sparse_anchored
-from dmvi.objectives import PathELBO
+from dmvi.guides import SparseAffine, SparseScale, sparse_anchored
 from dmvi.targets._target import Target
-from dmvi.training import Progress, Settings, default_optimizer
+from dmvi.training import Progress
 from dmvi.warmstart._elimination import DISSECTION, Elimination, Root
 from dmvi.warmstart._sparsity import SparseHessian, hessian_products, sparse_hessian
-from dmvi.warmstart._warm_start import improved
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,6 @@ class NaturalGradients:
         patience: steps without a gain beyond noise after which rho halves.
         smallest: rho at which a plateau ends the search.
         iterations: at most.
-        field_scale: sd of the mean field at its start.
-        field_stages: of a few hundred steps, at most, to bring the mean near; natural gradients do the rest.
-        field_gain: nats a coordinate below which a further stage of the mean field is not worth its time.
     """
 
     draws: int = 64
@@ -62,13 +57,9 @@ class NaturalGradients:
     patience: int = 5
     smallest: float = 0.1
     iterations: int = 150
-    field_scale: float = 0.3
-    field_stages: int = 6
-    field_gain: float = 0.02
 
 
 NATURAL = NaturalGradients()
-FIELD = Settings(PathELBO(), default_optimizer(2e-2), 16, chunk=300, cooldown_steps=150)
 
 
 class Draws(NamedTuple):
@@ -99,7 +90,7 @@ class Seen(NamedTuple):
 
 def sparse_gaussian(
     target: Target,
-    start: tuple[Float[np.ndarray, " dim"], Float[np.ndarray, " dim"]] | None,
+    start: tuple[Float[np.ndarray, " dim"], Float[np.ndarray, " dim"]],
     *,
     key: PRNGKeyArray,
     seconds_left: Callable[[], float],
@@ -110,7 +101,7 @@ def sparse_gaussian(
 
     Args:
         target: what to approximate.
-        start: location and sds to begin from; None for a cheap mean field.
+        start: location and sds to begin from, those of a mean field.
         key: random key.
         seconds_left: asked between programs; at zero the best so far is kept.
         progress: told of the stage.
@@ -119,8 +110,8 @@ def sparse_gaussian(
     if target.subsampled or target.params or target._hessian is not None:
         return None
     progress.note("sparse Gaussian")
-    field_key, pattern_key, fit_key = children(key, 3)
-    loc, sd = mean_field(target, field_key, seconds_left, settings) if start is None else start
+    pattern_key, fit_key = children(key, 2)
+    loc, sd = start
     if not (np.isfinite(loc).all() and np.isfinite(sd).all()) or seconds_left() <= 0:
         return None
     rng = np.random.default_rng(seed_of(pattern_key))
@@ -129,35 +120,6 @@ def sparse_gaussian(
     if hessian is None or seconds_left() <= 0:
         return None
     return _Search(target, hessian, settings).best(loc, sd, fit_key, seconds_left)
-
-
-def mean_field(
-    target: Target, key: PRNGKeyArray, seconds_left: Callable[[], float], settings: NaturalGradients
-) -> tuple[np.ndarray, np.ndarray]:
-    """Location and sds of a mean-field Gaussian, after stages of VI for as long as these gain much."""
-    start_key, fit_key = children(key, 2)
-    loc = _start(target, start_key)
-    affine, before = anchored(loc, jnp.full_like(loc, settings.field_scale), full=False), -np.inf
-    for stage_key in children(fit_key, settings.field_stages):
-        affine, elbo = _field_stage(affine, target, stage_key)
-        gain, before = float(elbo) - before, float(elbo)
-        if gain < settings.field_gain * target.dim or seconds_left() <= 0:
-            break
-    return np.asarray(affine.anchor.value, float), np.asarray(affine.anchor_scale.value, float)
-
-
-@compiled
-def _start(target: Target, key: PRNGKeyArray) -> Float[Array, " dim"]:
-    """The best of a few starting points."""
-    starts = jax.vmap(target.start)(jr.split(key, 8))
-    values = jax.vmap(target.log_density)(starts)
-    return starts[jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))]
-
-
-@compiled
-def _field_stage(affine: AnyAffine, target: Target, key: PRNGKeyArray) -> tuple[Any, Float[Array, ""]]:
-    found, _, elbo = improved(affine, target.params, target, key, FIELD)
-    return found, elbo
 
 
 @compiled
