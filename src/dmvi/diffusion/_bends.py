@@ -127,7 +127,7 @@ class SparseBendsFlow(SteppedFlow):
     turn: int = eqx.field(static=True)
 
     def __init__(self, dim: int, recipe: "SparseBends", steps: int, *, key: PRNGKeyArray):
-        self.drivers = Drivers.none(dim, recipe.parents, DriverSettings())
+        self.drivers = Drivers.none(dim, recipe.parents, DriverSettings().up_to(recipe.drivers))
         parents, width = self.drivers.places.shape[0], recipe.width
         self.first = initial_weights(jr.fold_in(key, 0), (steps, parents, width, dim), recipe.spread)
         self.bias = initial_weights(jr.fold_in(key, 1), (steps, width, dim), recipe.spread)
@@ -229,17 +229,19 @@ class SparseBends(FlowRecipe):
     Args:
         width: hidden units of each coordinate.
         parents: drivers that each coordinate's network sees, at most.
+        drivers: coordinates that may be drivers, at most; a step costs O(dim drivers width).
         turn: one step in so many takes the levels the other way round.
         spread: standard deviation of the hidden units' initial weights: units that differ, none saturated.
     """
 
     width: int = eqx.field(static=True, default=8)
     parents: int = eqx.field(static=True, default=8)
+    drivers: int = eqx.field(static=True, default=62)
     turn: int = eqx.field(static=True, default=4)
     spread: float = eqx.field(static=True, default=0.5)
 
     def __check_init__(self):
-        for name in ("width", "parents", "turn"):
+        for name in ("width", "parents", "drivers", "turn"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"SparseBends needs {name} to be an integer of at least 1, got {value!r}.")

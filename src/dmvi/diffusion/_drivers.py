@@ -40,6 +40,11 @@ class DriverSettings:
     levels: tuple[int, ...] = (2, 6, 14, 30, 62)
     block: int = 512
 
+    def up_to(self, drivers: int) -> "DriverSettings":
+        """With so many drivers at most."""
+        levels = tuple(count for count in self.levels if count < drivers)
+        return dataclasses.replace(self, levels=(*levels, min(drivers, self.levels[-1])))
+
     def counts(self, dim: int) -> tuple[int, ...]:
         """Coordinates up to each level but the last."""
         return tuple(count for count in self.levels if count < dim) or (1,)
