@@ -89,10 +89,10 @@ class DiffusionGuide(GuideRecipe):
         steps: solver steps K.
         order: order of the solver, 1 to 3; the projected network takes order 1.
         network: `dmvi.Projected(...)` (default: exact determinant at low rank, any dimension),
-            `dmvi.Triangular(...)` (a network for every coordinate, O(dim^2) a step), `dmvi.SparseBends(...)` (a
-            network of few others for every coordinate, O(dim) a step), `dmvi.Stacked(...)` of these,
-            `dmvi.MLP(...)`, an Equinox module net(u, t), or a pair (params, apply); the last
-            three go through the full Jacobian, O(dim^3) a step.
+            `dmvi.Triangular(...)` (a network for every coordinate, O(dim^2) a step),
+            `dmvi.SparseBends(...)` (for every coordinate a network of a few others, O(dim) a step),
+            `dmvi.Stacked(...)` of these, `dmvi.MLP(...)`, an Equinox module net(u, t), or a pair
+            (params, apply); the last three go through the full Jacobian, O(dim^3) a step.
     """
 
     steps: int = eqx.field(static=True, default=4)
