@@ -25,7 +25,7 @@ FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
 LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
 FEW_DIMENSIONS = 20  # up to which a triangular step costs next to nothing
 PROJECTED_STEPS = 4
-BENDS = 2  # steps of sparse bends after them
+SEVERAL_DIMENSIONS = 200  # up to which bends may be wide; beyond, hundreds of coordinates share the noise
 MORE_PARTICLES = 4  # factor: what a small guide left is seen through less noise
 ENOUGH_PARTICLES = 128  # that it does not go beyond
 SHARED = 0.3  # factor of the learning rate where many Gaussians share the draws of a step
@@ -40,9 +40,10 @@ def first_choice(dim: int) -> DiffusionGuide:
     """The guide to begin with in so many dimensions."""
     if dim <= FEW_DIMENSIONS:
         return DiffusionGuide(network=Stacked(Projected(), Triangular(), late_steps=1))
-    return DiffusionGuide(
-        steps=PROJECTED_STEPS + BENDS, network=Stacked(Projected(), SparseBends(), late_steps=BENDS)
-    )
+    few = dim <= SEVERAL_DIMENSIONS
+    bends = SparseBends() if few else SparseBends(width=4, drivers=30)
+    late = 2 if few else 1
+    return DiffusionGuide(steps=PROJECTED_STEPS + late, network=Stacked(Projected(), bends, late_steps=late))
 
 
 class Pilot(NamedTuple):
