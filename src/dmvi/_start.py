@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from dmvi._clock import Clock
-from dmvi._compile import compiled
 from dmvi._interrupt import Interrupt
 from dmvi._recipes import describe_base, guide_from
 from dmvi._team import Message, Team
@@ -30,14 +29,13 @@ from dmvi.targets import (
 from dmvi.training import Look, Progress, filled, leaves_of, look_draws
 from dmvi.warmstart import (
     DENSE_DIMENSION,
-    ResidualSettings,
     WarmStart,
     cold_start,
     high_dimensional_start,
-    residual_scores,
     streamed_start,
     warm_start,
     whitened_locally,
+    with_drivers,
 )
 
 STARTED = "training starts"
@@ -90,7 +88,7 @@ def begin(
         if control_variates and recipe.warm:
             target = with_control_variates(target, start.affine)
         affine = _kept_local(recipe, start.affine)
-        guide, gradients = _driven(recipe.build(affine, key=keys[1]), target, keys[1], line)
+        guide, gradients = _with_drivers(recipe.build(affine, key=keys[1]), target, keys[1], line)
         gradients += start.gradients
         found = Start(guide, start.name, target, start.visited, None, gradients, start.gradient_seconds)
         return _weighed(found, keys[0], line) if target.subsampled and not target.params else found
@@ -101,21 +99,12 @@ def begin(
     return Start(guide, start.name, target, start.visited, None, start.gradients, start.gradient_seconds)
 
 
-def _driven(guide: Guide, target: Target, key: PRNGKeyArray, line: Progress) -> tuple[Guide, int]:
+def _with_drivers(guide: Guide, target: Target, key: PRNGKeyArray, line: Progress) -> tuple[Guide, int]:
     """The guide with the drivers that its Gaussian shows, and the gradients that took."""
     if not guide.wants_drivers or target.stream is not None:
         return guide, 0
     line.note("which coordinates drive which")
-    settings = ResidualSettings()
-    draws = settings.of(guide.dim)
-    u, r = residual_scores(guide.affine, target, jr.fold_in(key, 1), draws, settings.at_once)  # pyright: ignore[reportAttributeAccessIssue]
-    return measured(guide, u, r), draws
-
-
-@compiled
-def measured(guide: Guide, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> Guide:
-    """The guide with the structure that draws and residual scores of its base show."""
-    return guide.driven(u, r)
+    return with_drivers(guide, target, jr.fold_in(key, 1))
 
 
 def _kept_local(recipe: GuideRecipe, affine: AnyAffine) -> AnyAffine:

@@ -13,7 +13,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._compile import compiled
-from dmvi.guides import AnyAffine
+from dmvi.guides import AnyAffine, Guide
 from dmvi.targets._target import Target
 
 
@@ -55,3 +55,17 @@ def residual_scores(
     u = jnp.concatenate([half, -half])
     slope = jax.grad(lambda u: target.log_density(affine(u)))
     return u, jax.lax.map(slope, u, batch_size=at_once) + u
+
+
+def with_drivers(guide: Guide, target: Target, key: PRNGKeyArray) -> tuple[Guide, int]:
+    """The guide with the structure that its Gaussian base shows, and the gradients that took."""
+    settings = ResidualSettings()
+    draws = settings.of(guide.dim)
+    affine = guide.affine  # pyright: ignore[reportAttributeAccessIssue]
+    u, r = residual_scores(affine, target, key, draws, settings.at_once)
+    return _driven(guide, u, r), draws
+
+
+@compiled
+def _driven(guide: Guide, u: Float[Array, "draws dim"], r: Float[Array, "draws dim"]) -> Guide:
+    return guide.driven(u, r)
