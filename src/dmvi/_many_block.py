@@ -29,7 +29,7 @@ from dmvi.training import (
     Trained,
     lanes_with_flat,
 )
-from dmvi.warmstart import START_NAMES, WarmStarts, visited_by, warm_starts
+from dmvi.warmstart import START_NAMES, WarmStarts, visited_by, warm_starts, with_drivers_of_each
 
 LANES_ON_CPU = 8  # fits side by side: more fill no core better, and take more memory
 LANES = 256
@@ -102,7 +102,10 @@ def fit_block(targets: Sequence[Target], seeds: Sequence[int], plan: Plan, line:
     keys = _keys(seeds)
     lanes = min(LANES_ON_CPU if jax.default_backend() == "cpu" else LANES, len(targets))
     starts, visited = _starts(stacked, keys.start, plan, lanes, line)
-    trained = Trained(_host(_guides(plan.recipe, _device(starts.affine), keys.guide)), starts.params)
+    guides = _guides(plan.recipe, _device(starts.affine), keys.guide)
+    if guides.wants_drivers:
+        guides = with_drivers_of_each(guides, _device(stacked), keys.guide)
+    trained = Trained(_host(guides), starts.params)
     work = _Work(stacked, trained, keys.train, plan, line)
     for number in range(plan.rounds):
         if not work.interrupted:

@@ -8,6 +8,7 @@ from dmvi.warmstart._many import WarmStarts as WarmStarts
 from dmvi.warmstart._many import visited_by as visited_by
 from dmvi.warmstart._many import warm_starts as warm_starts
 from dmvi.warmstart._residuals import with_drivers as with_drivers
+from dmvi.warmstart._residuals import with_drivers_of_each as with_drivers_of_each
 from dmvi.warmstart._sparse_precision import sparse_gaussian as sparse_gaussian
 from dmvi.warmstart._streamed import streamed_start as streamed_start
 from dmvi.warmstart._warm_start import WarmStart as WarmStart

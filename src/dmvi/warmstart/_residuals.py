@@ -7,6 +7,7 @@ They are zero where the Gaussian is the posterior.
 
 from dataclasses import dataclass
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -24,12 +25,14 @@ class ResidualSettings:
     Attributes:
         draws: an entry of a matrix of moments has an error of one in the root of these.
         draws_of_many: where there are more than `many` coordinates, whose drivers move hundreds of others.
+        draws_of_each: where many targets are looked at side by side.
         many: coordinates from which on fewer draws do.
         at_once: draws side by side, which bounds the memory.
     """
 
     draws: int = 8192
     draws_of_many: int = 4096
+    draws_of_each: int = 1024
     many: int = 600
     at_once: int = 64
 
@@ -51,6 +54,12 @@ def residual_scores(
         draws: their even number.
         at_once: of these, side by side.
     """
+    return _residuals(affine, target, key, draws, at_once)
+
+
+def _residuals(
+    affine: AnyAffine, target: Target, key: PRNGKeyArray, draws: int, at_once: int
+) -> tuple[Float[Array, "draws dim"], Float[Array, "draws dim"]]:
     half = jr.normal(key, (draws // 2, affine.dim), affine.loc.dtype)
     u = jnp.concatenate([half, -half])
     slope = jax.grad(lambda u: target.log_density(affine(u)))
@@ -64,6 +73,18 @@ def with_drivers(guide: Guide, target: Target, key: PRNGKeyArray) -> tuple[Guide
     affine = guide.affine  # pyright: ignore[reportAttributeAccessIssue]
     u, r = residual_scores(affine, target, key, draws, settings.at_once)
     return _driven(guide, u, r), draws
+
+
+@compiled
+def with_drivers_of_each(guides: Guide, targets: Target, keys: PRNGKeyArray) -> Guide:
+    """As `with_drivers`, for stacked guides and targets in one program."""
+    settings = ResidualSettings()
+
+    def one(guide: Guide, target: Target, key: PRNGKeyArray) -> Guide:
+        affine = guide.affine  # pyright: ignore[reportAttributeAccessIssue]
+        return guide.driven(*_residuals(affine, target, key, settings.draws_of_each, settings.at_once))
+
+    return eqx.filter_vmap(one)(guides, targets, keys)
 
 
 @compiled
