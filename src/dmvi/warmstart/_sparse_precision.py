@@ -37,13 +37,15 @@ class NaturalGradients:
     Attributes:
         draws: of one program, in antithetic pairs.
         batches: programs whose draws make one mean gradient.
-        hessians: draws at which the Hessian is made for one step.
+        hessians: draws at which the Hessian is made for one step. With two the search may end far too low
+            where scales are unknown: 300 nats in a state space of 389 coordinates.
         rate: first rho. Where P is that of a mean field, half of it goes at the first step.
         largest: rho at most; noise of the Hessian passes to P unless some of the old stays.
         growth: of rho after a good step.
         shrinkage: of rho where the precision would not be positive definite.
         noise: standard errors by which an ELBO may be lower and still count as kept.
-        patience: steps without a gain beyond noise after which rho halves.
+        gain: nats that count as a gain, if they are beyond noise too.
+        patience: steps without a gain after which rho falls.
         smallest: rho at which a plateau ends the search.
         iterations: at most.
         field_scale: sd of the mean field at its start.
@@ -53,17 +55,18 @@ class NaturalGradients:
 
     draws: int = 64
     batches: int = 4
-    hessians: int = 2
+    hessians: int = 8
     rate: float = 0.5
     largest: float = 0.9
     growth: float = 1.2
     shrinkage: float = 0.6
     noise: float = 3.0
+    gain: float = 0.05
     patience: int = 5
     smallest: float = 0.1
     iterations: int = 150
     field_scale: float = 0.3
-    field_stages: int = 6
+    field_stages: int = 4
     field_gain: float = 0.02
 
 
@@ -201,7 +204,7 @@ class _Search:
         rate, since = made.rate, 0
         for iteration in range(1, made.iterations):
             if curvature is None:
-                curvature = self._curvature(seen, iteration)
+                curvature = self._curvature(seen)
             if curvature is None or seconds_left() <= 0:
                 break
             trial = self._moved(state, seen, curvature, rate)
@@ -216,7 +219,8 @@ class _Search:
             state, seen, curvature = trial, found, None
             since += 1
             if seen.elbo > best_seen.elbo:
-                since = 0 if seen.elbo > best_seen.elbo + np.hypot(seen.error, best_seen.error) else since
+                error = np.hypot(seen.error, best_seen.error)
+                since = 0 if seen.elbo > best_seen.elbo + max(error, made.gain) else since
                 best, best_seen = state, seen
             rate = min(made.largest, rate * made.growth)
             if since >= made.patience:
@@ -270,7 +274,7 @@ class _Search:
         entropy = 0.5 * self._target.dim * np.log(2 * np.pi) + float(scale.log_det())
         return Seen(float(weights[finite].mean()) + entropy, float(error), slope, xi)
 
-    def _curvature(self, seen: Seen, iteration: int) -> np.ndarray | None:
+    def _curvature(self, seen: Seen) -> np.ndarray | None:
         """The mean of -H over a few of the draws."""
         count = min(self._settings.hessians, len(seen.xi))
         if not count:
