@@ -45,8 +45,9 @@ class NaturalGradients:
         shrinkage: of rho where the precision would not be positive definite.
         noise: standard errors by which an ELBO may be lower and still count as kept.
         gain: nats that count as a gain, if they are beyond noise too.
-        patience: steps without a gain after which rho falls.
-        smallest: rho at which a plateau ends the search.
+        patience: steps without a gain after which rho may be no more than a share `calm` of what it might be.
+        calm: less rho is less noise in the precision.
+        smallest: what rho might be at most when a plateau ends the search.
         iterations: at most.
         field_scale: sd of the mean field at its start.
         field_stages: of a few hundred steps, at most, to bring the mean near; natural gradients do the rest.
@@ -62,7 +63,8 @@ class NaturalGradients:
     shrinkage: float = 0.6
     noise: float = 3.0
     gain: float = 0.05
-    patience: int = 5
+    patience: int = 8
+    calm: float = 0.3
     smallest: float = 0.1
     iterations: int = 150
     field_scale: float = 0.3
@@ -201,7 +203,7 @@ class _Search:
         assert state is not None  # a diagonal
         seen = self._look(state, jr.fold_in(key, 0))
         best, best_seen, curvature = state, seen, None
-        rate, since = made.rate, 0
+        rate, most, since = made.rate, made.largest, 0
         for iteration in range(1, made.iterations):
             if curvature is None:
                 curvature = self._curvature(seen)
@@ -222,11 +224,12 @@ class _Search:
                 error = np.hypot(seen.error, best_seen.error)
                 since = 0 if seen.elbo > best_seen.elbo + max(error, made.gain) else since
                 best, best_seen = state, seen
-            rate = min(made.largest, rate * made.growth)
+            rate = min(most, rate * made.growth)
             if since >= made.patience:
-                if rate < made.smallest:
+                most, since = most * made.calm, 0
+                rate = min(rate, most)
+                if most < made.smallest:
                     break
-                rate, since = rate * 0.3, 0
         scale = self._scale(best)
         return sparse_anchored(jnp.asarray(best.loc.astype(self._dtype)), scale)
 
