@@ -14,7 +14,7 @@ from dmvi._random import children
 from dmvi._run import Status
 from dmvi._start import Start
 from dmvi.diffusion import Projected, SparseBends, Stacked, Triangular
-from dmvi.guides import DiffusionGuide, Guide, GuideRecipe, LowRankAffine, Mixture, mixture
+from dmvi.guides import DiffusionGuide, Guide, GuideRecipe, LowRankAffine, Mixture, SparseAffine, mixture
 from dmvi.targets import Target
 from dmvi.training import Outcome, Progress
 from dmvi.warmstart import overlapping_modes
@@ -207,8 +207,12 @@ def chosen(start: Start, pilot: Pilot | None) -> str:
         if guide.symmetry is not None:
             base += f" and its images in {guide.symmetry.order} labellings"
         return f"a {network} diffusion on {base}, as {why}"
-    low_rank = isinstance(getattr(guide, "affine", None), LowRankAffine)
-    base = "a diagonal and a few directions" if low_rank else "a full covariance"
+    affine = getattr(guide, "affine", None)
+    base = "a full covariance"
+    if isinstance(affine, LowRankAffine):
+        base = "a diagonal and a few directions"
+    if isinstance(affine, SparseAffine):
+        base = "a sparse precision"
     text = f"a {network} diffusion on {base}, for {dim:,} dimensions"
     if start.target.subsampled:
         text += " and rows in batches"

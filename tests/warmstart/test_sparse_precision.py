@@ -9,10 +9,10 @@ import pytest
 from dmvi.guides import SparseAffine
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Silent
-from dmvi.warmstart._sparse_precision import NaturalGradients, sparse_gaussian
+from dmvi.warmstart._sparse_precision import SparseSteps, sparse_gaussian
 
 DIM = 40
-SHORT = NaturalGradients(iterations=60)
+SHORT = SparseSteps(iterations=60)
 
 
 @pytest.fixture(autouse=True)

@@ -29,37 +29,42 @@ from dmvi.warmstart._sparsity import SparseHessian, hessian_products, sparse_hes
 
 
 @dataclass(frozen=True)
-class NaturalGradients:
+class SparseSteps:
     """How the Gaussian is improved.
 
     Attributes:
         draws: of one program, in antithetic pairs.
         batches: programs whose draws make one mean gradient.
-        hessians: draws at which the Hessian is made for one step.
+        hessians: draws at which the Hessian is made for one step. With two the search may end far too low
+            where scales are unknown: 300 nats in a state space of 389 coordinates.
         rate: first rho. Where P is that of a mean field, half of it goes at the first step.
         largest: rho at most; noise of the Hessian passes to P unless some of the old stays.
         growth: of rho after a good step.
         shrinkage: of rho where the precision would not be positive definite.
         noise: standard errors by which an ELBO may be lower and still count as kept.
-        patience: steps without a gain beyond noise after which rho halves.
-        smallest: rho at which a plateau ends the search.
+        gain: nats that count as a gain, if they are beyond noise too.
+        patience: steps without a gain after which rho may be no more than a share `calm` of what it might be.
+        calm: less rho is less noise in the precision.
+        smallest: what rho might be at most when a plateau ends the search.
         iterations: at most.
     """
 
     draws: int = 64
     batches: int = 4
-    hessians: int = 2
+    hessians: int = 8
     rate: float = 0.5
     largest: float = 0.9
     growth: float = 1.2
     shrinkage: float = 0.6
     noise: float = 3.0
-    patience: int = 5
+    gain: float = 0.05
+    patience: int = 8
+    calm: float = 0.3
     smallest: float = 0.1
     iterations: int = 150
 
 
-NATURAL = NaturalGradients()
+SPARSE_STEPS = SparseSteps()
 
 
 class Draws(NamedTuple):
@@ -95,7 +100,7 @@ def sparse_gaussian(
     key: PRNGKeyArray,
     seconds_left: Callable[[], float],
     progress: Progress,
-    settings: NaturalGradients = NATURAL,
+    settings: SparseSteps = SPARSE_STEPS,
 ) -> SparseAffine | None:
     """The best Gaussian whose precision has the pattern of the Hessian; None where that is not sparse.
 
@@ -143,7 +148,7 @@ def _step(scale: SparseScale, slope: Array) -> tuple[Array, Array]:
 class _Search:
     """Natural gradients on the pattern of one Hessian."""
 
-    def __init__(self, target: Target, hessian: SparseHessian, settings: NaturalGradients):
+    def __init__(self, target: Target, hessian: SparseHessian, settings: SparseSteps):
         self._target, self._hessian, self._settings = target, hessian, settings
         pattern = hessian.pattern
         self._elimination = Elimination(pattern.rows, pattern.columns, target.dim, pattern.dense)
@@ -160,10 +165,10 @@ class _Search:
         assert state is not None  # a diagonal
         seen = self._look(state, jr.fold_in(key, 0))
         best, best_seen, curvature = state, seen, None
-        rate, since = made.rate, 0
+        rate, most, since = made.rate, made.largest, 0
         for iteration in range(1, made.iterations):
             if curvature is None:
-                curvature = self._curvature(seen, iteration)
+                curvature = self._curvature(seen)
             if curvature is None or seconds_left() <= 0:
                 break
             trial = self._moved(state, seen, curvature, rate)
@@ -178,13 +183,15 @@ class _Search:
             state, seen, curvature = trial, found, None
             since += 1
             if seen.elbo > best_seen.elbo:
-                since = 0 if seen.elbo > best_seen.elbo + np.hypot(seen.error, best_seen.error) else since
+                error = np.hypot(seen.error, best_seen.error)
+                since = 0 if seen.elbo > best_seen.elbo + max(error, made.gain) else since
                 best, best_seen = state, seen
-            rate = min(made.largest, rate * made.growth)
+            rate = min(most, rate * made.growth)
             if since >= made.patience:
-                if rate < made.smallest:
+                most, since = most * made.calm, 0
+                rate = min(rate, most)
+                if most < made.smallest:
                     break
-                rate, since = rate * 0.3, 0
         scale = self._scale(best)
         return sparse_anchored(jnp.asarray(best.loc.astype(self._dtype)), scale)
 
@@ -232,7 +239,7 @@ class _Search:
         entropy = 0.5 * self._target.dim * np.log(2 * np.pi) + float(scale.log_det())
         return Seen(float(weights[finite].mean()) + entropy, float(error), slope, xi)
 
-    def _curvature(self, seen: Seen, iteration: int) -> np.ndarray | None:
+    def _curvature(self, seen: Seen) -> np.ndarray | None:
         """The mean of -H over a few of the draws."""
         count = min(self._settings.hessians, len(seen.xi))
         if not count:
