@@ -87,10 +87,12 @@ def fit(
         args: the model's positional arguments.
         init: a pytree of the log-density's argument; its values are where the search starts.
         guide: "auto", "diffusion", "chain", "flow", "full-rank", "mean-field", or a recipe such as
-            `dmvi.DiffusionGuide(steps=8)`. "auto" is the diffusion, with a base to suit the dimension;
-            where its training leaves more than 0.1 nats it grows and is trained on, or where there are
-            several modes gives way to guides on many Gaussians, if that training took less than two
-            minutes. Printing the posterior says what was chosen and why.
+            `dmvi.DiffusionGuide(steps=8)`. "auto" is the diffusion: on a Gaussian of full covariance up to
+            2,000 dimensions, above of sparse precision where the Hessian is sparse, else of low rank; of
+            projected steps and, up to 20 dimensions, a triangular one, above one or two of sparse bends.
+            Where its training leaves more than 0.1 nats it grows and is trained on, in up to 128
+            dimensions, or where there are several modes gives way to guides on many Gaussians, if warm
+            start and training took less than two minutes. Printing the posterior says what was chosen.
         seed: same seed, same machine, same result, bit for bit.
 
     Other Args:
@@ -110,8 +112,10 @@ def fit(
         mesh: devices to train on: their number, over which particles are spread, or a `jax.sharding.Mesh`
             with axes "particles" and "rows". Where `jax.distributed` has joined several processes it may
             be of all their devices; then the same call is made in each of them.
-        time_limit: seconds for the whole fit, diagnostics included; the best fit so far is kept.
-        progress: show the live line. Ctrl-C keeps the best fit so far, a second Ctrl-C nothing.
+        time_limit: seconds for the whole fit, diagnostics included, which are then made before it
+            returns; the best fit so far is kept. Results depend on the clock.
+        progress: show the live line. With or without it Ctrl-C ends any stage with the best fit so far, a
+            second Ctrl-C with nothing.
         checkpoint: a folder to save training in; the same call, made again after an interruption, goes on
             from there and ends with the same result, bit for bit.
         checkpoint_every: seconds between two saves; SIGTERM saves too, then ends the process.
