@@ -35,7 +35,7 @@ class Slow:
         return -0.5 * np.sum(x**2, axis=1) - 0.1 * x[:, 0] ** 4, -x - np.eye(DIM)[:1] * 0.4 * x[:, :1] ** 3
 
 
-def quick_start(recipe, target, keys, line, control_variates, **_):
+def quick_start(recipe, target, keys, line, control_variates, clock, interrupt):
     """In place of the warm start, which keeps the time by itself."""
     affine = anchored(jnp.zeros(DIM), jnp.ones(DIM), full=False)
     return Start(recipe.build(affine, key=keys[1]), "laplace", target)
@@ -147,8 +147,22 @@ def test_the_second_ctrl_c_ends_at_once():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_before_there_is_anything_is_an_interruption(monkeypatch):
-    def begin(*_, **__):
+def test_ctrl_c_in_the_warm_start_gives_what_it_has(monkeypatch):
+    def begin(*choices):
+        press()
+        time.sleep(0.1)
+        return quick_start(*choices)
+
+    monkeypatch.setattr(dmvi._train, "begin", begin)
+    posterior = fitted(Slow(0.0))
+    assert posterior.diagnostics.status is Status.INTERRUPTED
+    assert posterior.diagnostics.steps == 0
+
+
+def test_ctrl_c_twice_in_the_warm_start_is_an_interruption(monkeypatch):
+    def begin(*_):
+        press()
+        time.sleep(0.1)
         press()
         time.sleep(0.1)
 
