@@ -37,10 +37,13 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._on_signal)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._installed:
             signal.signal(signal.SIGINT, self._before)
             self._installed = False
+        # Raised within a host function that a program calls, it comes back as an error of that program.
+        if self._twice and isinstance(error, Exception):
+            raise KeyboardInterrupt from error
 
     def _on_signal(self, *_: object) -> None:
         at_once = self._raises or self._asked
