@@ -203,16 +203,18 @@ def _step(
     usable = jnp.isfinite(log_pi) & jnp.all(jnp.isfinite(slopes), axis=1)
     elbo, error = _elbo(fit, log_pi, u, usable, settings)
     best = fit.best
-    fell = ~(elbo >= best.elbo - settings.noise * jnp.hypot(error, best.error) - settings.slack)
+    nothing = jnp.isneginf(elbo)  # finite, which is no worse than nothing before it
+    fell = nothing | ~(elbo >= best.elbo - settings.noise * jnp.hypot(error, best.error) - settings.slack)
     better = elbo > best.elbo
     best = jax.tree.map(lambda new, old: jnp.where(better, new, old), Best(*fit[:4], elbo, error), best)
-    rate = jnp.where(fell, settings.shrink * fit.rate, jnp.minimum(largest, settings.growth * fit.rate))
+    lost = jnp.isneginf(best.elbo)
+    rate = jnp.minimum(largest, settings.growth * fit.rate)
+    rate = jnp.where(lost, fit.rate, jnp.where(fell, settings.shrink * fit.rate, rate))
     residuals = _whitened(fit.scale, slopes) + u
     loc, scale, log_det = _moved(fit, residuals, u, usable, rate, settings)
     updates, optimizer = settings.params_optimizer().update(params_slope, fit.optimizer)
     params = optax.apply_updates(fit.params, updates)
     # Before anything finite was seen, all that helps is to look closer around the same place.
-    lost = jnp.isneginf(best.elbo)
     back = jnp.where(lost, settings.shrink * fit.scale, best.scale)
     log_det_back = jnp.where(lost, fit.log_det + u.shape[1] * jnp.log(settings.shrink), best.log_det)
     loc, scale, log_det, params = jax.tree.map(
@@ -265,21 +267,32 @@ def _moved(
     settings: NaturalGradients,
 ) -> tuple[Float[Array, " dim"], Array, Float[Array, ""]]:
     """Location, scale and log-determinant after a step; see the module's equations."""
-    count = jnp.maximum(jnp.sum(usable), 1)
-    residuals = jnp.where(usable[:, None], residuals, 0.0)
-    largest = settings.outlier * jnp.sqrt(jnp.sum(residuals**2, axis=0) / count)
-    residuals = jnp.clip(residuals, -largest, largest)
-    mean = rate * jnp.sum(residuals, axis=0) / count
+    mean, moment = moments(residuals, u, usable, settings.outlier, full=fit.scale.ndim == 2)
     if fit.scale.ndim == 1:
-        precision = 1 - rate * jnp.sum(residuals * u, axis=0) / count
-        precision = jnp.clip(precision, settings.narrowest, settings.widest)
-        loc = fit.loc + fit.scale * _shortened(mean / precision)
+        precision = jnp.clip(1 - rate * moment, settings.narrowest, settings.widest)
+        loc = fit.loc + fit.scale * _shortened(rate * mean / precision)
         return loc, fit.scale * jax.lax.rsqrt(precision), fit.log_det - 0.5 * jnp.sum(jnp.log(precision))
-    moment = residuals.T @ u / count
     precision = jnp.eye(u.shape[1], dtype=u.dtype) - 0.5 * rate * (moment + moment.T)
     root, log_det = _inverse_root(precision, settings)
-    step = _shortened(root @ (root.T @ mean))
+    step = _shortened(root @ (root.T @ (rate * mean)))
     return fit.loc + fit.scale @ step, fit.scale @ root, fit.log_det + log_det
+
+
+def moments(
+    residuals: Float[Array, "draws dim"],
+    u: Float[Array, "draws dim"],
+    usable: Bool[Array, " draws"],
+    outlier: float,
+    *,
+    full: bool,
+) -> tuple[Float[Array, " dim"], Array]:
+    """Means of r and of r u^T, or of the diagonal of that, over the usable draws with outliers cut."""
+    count = jnp.maximum(jnp.sum(usable), 1)
+    residuals = jnp.where(usable[:, None], residuals, 0.0)
+    largest = outlier * jnp.sqrt(jnp.sum(residuals**2, axis=0) / count)
+    residuals = jnp.clip(residuals, -largest, largest)
+    mean = jnp.sum(residuals, axis=0) / count
+    return mean, (residuals.T @ u if full else jnp.sum(residuals * u, axis=0)) / count
 
 
 def _inverse_root(
