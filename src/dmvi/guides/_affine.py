@@ -76,7 +76,8 @@ class Affine(eqx.Module):
     def rebased(self) -> "Affine":
         """The same map with everything trained moved into the anchor (b = 0, L = I)."""
         trained, anchor = self._scale(), self.anchor_scale.value
-        scale = anchor * trained if trained.ndim == 1 else anchor @ trained
+        columns = trained[None, :] if trained.ndim < anchor.ndim else trained
+        scale = anchor * columns if trained.ndim == 1 else anchor @ trained
         full = self.lower is not None
         return anchored(self(jnp.zeros_like(self.loc)), scale, full=full, order=self.order)
 
