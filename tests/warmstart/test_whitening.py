@@ -41,7 +41,9 @@ def tree(groups: int, subgroups: int, members: int) -> tuple[list[tuple[int, int
     edges, level = [], [0]
     count = 1
     for children in (groups, subgroups, members):
-        edges += [(parent, count + children * i + j) for i, parent in enumerate(level) for j in range(children)]
+        edges += [
+            (parent, count + children * i + j) for i, parent in enumerate(level) for j in range(children)
+        ]
         level = list(range(count, count + children * len(level)))
         count += len(level)
     return edges, count
