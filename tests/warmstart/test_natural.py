@@ -211,6 +211,21 @@ def test_parameters_move_to_their_optimum():
 
 
 @pytest.mark.parametrize("full", [True, False])
+def test_from_far_too_wide_no_step_is_lost(full):
+    """sds from 1e-3 to 1, begun at 1, half a unit from the mean: scale and mean close in side by side."""
+    dim, rng = 20, np.random.default_rng(0)
+    sds = np.logspace(-3, 0, dim)
+    axes = np.linalg.qr(rng.normal(size=(dim, dim)))[0] if full else np.eye(dim)
+    precision = jnp.asarray(axes @ np.diag(sds**-2) @ axes.T)
+    target = target_of(lambda x: -0.5 * x @ precision @ x, dim)
+    fit = begin(jnp.full(dim, 0.5), jnp.eye(dim) if full else jnp.ones(dim), {}, SETTINGS)
+    _, seen = run(target, stacked(fit), [0.7] * 40, draws=128)
+    assert not seen.fell.any()
+    log_z = 0.5 * dim * np.log(2 * np.pi) + np.log(sds).sum()
+    assert np.abs(seen.elbo[0, -1] - log_z) < 1e-3
+
+
+@pytest.mark.parametrize("full", [True, False])
 def test_the_log_determinant_is_carried_along(full):
     target, _ = quartic()
     fit, _ = climbed(target, np.eye(4) if full else np.ones(4), steps=30, draws=128)
@@ -286,23 +301,27 @@ def of_eigenvalues(values, seed: int = 0) -> np.ndarray:
 
 def test_both_roads_to_an_inverse_root():
     inside = of_eigenvalues([0.45, 0.9, 1.3, 2.4])
-    root, log_det = _inverse_root(jnp.asarray(inside), SETTINGS)
+    root, of_step, log_det = _inverse_root(jnp.asarray(inside), SETTINGS)
+    np.testing.assert_array_equal(of_step, root)
     np.testing.assert_allclose(root @ root.T, np.linalg.inv(inside), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(log_det, np.linalg.slogdet(root)[1], rtol=1e-10)
     np.testing.assert_array_equal(np.tril(root, -1), 0)  # a Cholesky factor
     # Beside an eigenvalue that is cut the same block goes the other way, to the same.
     beside = np.block([[inside, np.zeros((4, 1))], [np.zeros((1, 4)), np.full((1, 1), 100.0)]])
-    other, other_log_det = _inverse_root(jnp.asarray(beside), SETTINGS)
+    other, of_step, other_log_det = _inverse_root(jnp.asarray(beside), SETTINGS)
     assert np.abs(np.tril(other, -1)).max() > 0.1
     np.testing.assert_allclose((other @ other.T)[:4, :4], root @ root.T, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(of_step @ of_step.T, np.linalg.inv(beside), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(other_log_det, log_det - 0.5 * np.log(SETTINGS.widest), rtol=1e-9)
 
 
 @pytest.mark.parametrize("values", [[-3.0, 0.1, 1.0], [0.5, 1.0, 7.0], [-1.0, 1.0, 1e9]])
 def test_eigenvalues_are_cut_at_their_bounds(values):
-    root, log_det = _inverse_root(jnp.asarray(of_eigenvalues(values)), SETTINGS)
+    root, of_step, log_det = _inverse_root(jnp.asarray(of_eigenvalues(values)), SETTINGS)
     cut = np.clip(values, SETTINGS.narrowest, SETTINGS.widest)
     np.testing.assert_allclose(root @ root.T, of_eigenvalues(1 / cut), atol=1e-6)
+    sizes = np.maximum(np.abs(values), SETTINGS.narrowest)
+    np.testing.assert_allclose(of_step @ of_step.T, of_eigenvalues(1 / sizes), atol=1e-6)
     np.testing.assert_allclose(log_det, -0.5 * np.log(cut).sum(), atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Residual scores: zero where the Gaussian is the posterior, and what they say of a funnel and a hierarchy."""
+"""Residual scores: zero where the Gaussian is the posterior, and what they show of a hierarchy."""
 
 from typing import Any
 
