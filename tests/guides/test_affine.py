@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal
 from dmvi.diffusion._triangle import lower_inverse
 from dmvi.guides import Affine, Gaussian, anchored
 from dmvi.guides._guide import Frozen, trainable
+from dmvi.guides._mixture import base_log_prob
 
 DIM = 4
 
@@ -69,6 +70,15 @@ def test_density(case):
     np.testing.assert_allclose(guide.evidence(jnp.asarray(xi)), expected, rtol=1e-9)
     draw = guide.draw(jr.key(0))
     np.testing.assert_allclose(guide.evidence(draw.xi), draw.log_q, rtol=1e-9)
+
+
+def test_density_among_others(case):
+    """As a component of a mixture."""
+    affine, loc, matrix = case
+    xi = np.random.default_rng(4).normal(size=DIM)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), affine)
+    expected = multivariate_normal(loc, matrix @ matrix.T).logpdf(xi)
+    np.testing.assert_allclose(base_log_prob(stacked, jnp.asarray(xi)), expected, rtol=1e-9)
 
 
 def test_untrained_is_the_anchor(case):
