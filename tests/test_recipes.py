@@ -45,6 +45,10 @@ SPARSE = SparseShape(1, ((1, 2, 0, 0), (2, 2, 1, 2)))
 BASES = {
     "triangle": anchored(ZEROS, jnp.eye(DIM), full=True),
     "diagonal": anchored(ZEROS, jnp.ones(DIM), full=False),
+    "triangle in another order": anchored(ZEROS, jnp.eye(DIM)[::-1], full=False, order=jnp.arange(DIM)[::-1]),
+    "triangle in another order, all trained": anchored(
+        ZEROS, jnp.eye(DIM)[::-1], full=True, order=jnp.arange(DIM)[::-1]
+    ),
     "low rank on a triangle": low_rank_anchored(ZEROS, jnp.eye(DIM), rank=2),
     "low rank on a diagonal": low_rank_anchored(ZEROS, jnp.ones(DIM), rank=2),
     "low rank on low rank": low_rank_anchored(ZEROS, THIN, rank=2),

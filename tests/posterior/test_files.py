@@ -337,3 +337,20 @@ def test_a_log_density_can_be_loaded_too(tmp_path):
     loaded = dmvi.load(path, log_density, init=jnp.zeros(2))
     assert same(fit.sample(100, seed=3), loaded.sample(100, seed=3))
     assert dmvi.load(path).data_digest is None
+
+
+def test_a_base_whose_triangle_is_in_another_order_comes_back(tmp_path):
+    """In many coordinates those that others hang on come first: here one in the middle."""
+
+    def log_density(x):
+        shared = x[40]
+        return -0.5 * shared**2 - 0.5 * jnp.sum((x - shared) ** 2) - 0.1 * jnp.sum(x**2)
+
+    guide = dmvi.DiffusionGuide(steps=2, network=dmvi.Projected(rank=2, width=8))
+    made = dmvi.fit(log_density, init=jnp.zeros(66), guide=guide, steps=5, progress=False)
+    order = made.guide.affine.order  # pyright: ignore[reportAttributeAccessIssue]
+    assert order[0] == 40
+    again = dmvi.load(made.save(tmp_path / "fit.dmvi", n=100), log_density, init=jnp.zeros(66))
+    assert isinstance(again, Posterior)
+    np.testing.assert_array_equal(again.guide.affine.order, order)  # pyright: ignore[reportAttributeAccessIssue]
+    np.testing.assert_array_equal(again.sample(3, seed=1)["x"], made.sample(3, seed=1)["x"])

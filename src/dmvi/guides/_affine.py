@@ -55,9 +55,12 @@ class Affine(eqx.Module):
 
     def inverse(self, xi: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """u with a + S (b + L u) = xi."""
+        return solve(self._scale(), solve(*self.in_order(xi)) - self.loc)
+
+    def in_order(self, xi: Float[Array, " dim"]) -> tuple[Array, Float[Array, " dim"]]:
+        """S as a lower triangle, or its diagonal, and xi - a, the rows of both in order."""
         centred = xi - self.anchor.value
-        centred = centred if self.order is None else centred[self.order]
-        return solve(self._scale(), solve(self._triangle(), centred) - self.loc)
+        return self._triangle(), centred if self.order is None else centred[self.order]
 
     def whitened_score(self, score: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """L^{-T} G: a score in u as a score in w = b + L u."""
@@ -76,7 +79,8 @@ class Affine(eqx.Module):
     def rebased(self) -> "Affine":
         """The same map with everything trained moved into the anchor (b = 0, L = I)."""
         trained, anchor = self._scale(), self.anchor_scale.value
-        scale = anchor * trained if trained.ndim == 1 else anchor @ trained
+        columns = trained[None, :] if trained.ndim < anchor.ndim else trained
+        scale = anchor * columns if trained.ndim == 1 else anchor @ trained
         full = self.lower is not None
         return anchored(self(jnp.zeros_like(self.loc)), scale, full=full, order=self.order)
 

@@ -144,8 +144,7 @@ def base_log_prob(affines: Affine, xi: Float[Array, " dim"]) -> Float[Array, " c
     def one(affine: Affine) -> Float[Array, ""]:
         # A product with L^-1, which is formed once for many xi, is quicker than to solve with L for each.
         with jax.default_matmul_precision("highest"):
-            fixed = affine.rebased()
-            scale, centred = fixed.anchor_scale.value, xi - fixed.anchor.value
+            scale, centred = affine.rebased().in_order(xi)
             u = centred / scale if scale.ndim == 1 else lower_inverse(scale) @ centred
         return standard_log_prob(u) - affine.log_det()
 

@@ -13,8 +13,10 @@ so a natural-gradient step of rate rho is, with A the symmetric part of the mean
 
     P = I - rho A,   m <- m + S P^-1 rho mean(r),   S <- S P^-1/2.
 
-P is the precision in u; its eigenvalues are kept within bounds, and the step of the mean within sqrt(d). At
-the optimum of the Gaussian ELBO both E[r] and E[r u^T] vanish. A mean field has the diagonal of A alone.
+P is the precision in u; its eigenvalues are kept within bounds, and the step of the mean within sqrt(d). The
+mean's step takes the sizes of eigenvalues beyond the bounds as they are: where q is too wide by orders of
+magnitude, a step as long as the bounds allow would go past the optimum and be taken back each time. At the
+optimum of the Gaussian ELBO both E[r] and E[r u^T] vanish. A mean field has the diagonal of A alone.
 Steps that lose ELBO beyond its noise are taken back, and the rate halved; falling rates at the end average
 the noise away.
 """
@@ -203,16 +205,18 @@ def _step(
     usable = jnp.isfinite(log_pi) & jnp.all(jnp.isfinite(slopes), axis=1)
     elbo, error = _elbo(fit, log_pi, u, usable, settings)
     best = fit.best
-    fell = ~(elbo >= best.elbo - settings.noise * jnp.hypot(error, best.error) - settings.slack)
+    nothing = jnp.isneginf(elbo)  # finite, which is no worse than nothing before it
+    fell = nothing | ~(elbo >= best.elbo - settings.noise * jnp.hypot(error, best.error) - settings.slack)
     better = elbo > best.elbo
     best = jax.tree.map(lambda new, old: jnp.where(better, new, old), Best(*fit[:4], elbo, error), best)
-    rate = jnp.where(fell, settings.shrink * fit.rate, jnp.minimum(largest, settings.growth * fit.rate))
+    lost = jnp.isneginf(best.elbo)
+    rate = jnp.minimum(largest, settings.growth * fit.rate)
+    rate = jnp.where(lost, fit.rate, jnp.where(fell, settings.shrink * fit.rate, rate))
     residuals = _whitened(fit.scale, slopes) + u
     loc, scale, log_det = _moved(fit, residuals, u, usable, rate, settings)
     updates, optimizer = settings.params_optimizer().update(params_slope, fit.optimizer)
     params = optax.apply_updates(fit.params, updates)
     # Before anything finite was seen, all that helps is to look closer around the same place.
-    lost = jnp.isneginf(best.elbo)
     back = jnp.where(lost, settings.shrink * fit.scale, best.scale)
     log_det_back = jnp.where(lost, fit.log_det + u.shape[1] * jnp.log(settings.shrink), best.log_det)
     loc, scale, log_det, params = jax.tree.map(
@@ -265,41 +269,58 @@ def _moved(
     settings: NaturalGradients,
 ) -> tuple[Float[Array, " dim"], Array, Float[Array, ""]]:
     """Location, scale and log-determinant after a step; see the module's equations."""
+    mean, moment = moments(residuals, u, usable, settings.outlier, full=fit.scale.ndim == 2)
+    if fit.scale.ndim == 1:
+        curvature = 1 - rate * moment
+        step = _shortened(rate * mean / jnp.maximum(jnp.abs(curvature), settings.narrowest))
+        precision = jnp.clip(curvature, settings.narrowest, settings.widest)
+        loc = fit.loc + fit.scale * step
+        return loc, fit.scale * jax.lax.rsqrt(precision), fit.log_det - 0.5 * jnp.sum(jnp.log(precision))
+    precision = jnp.eye(u.shape[1], dtype=u.dtype) - 0.5 * rate * (moment + moment.T)
+    root, of_step, log_det = _inverse_root(precision, settings)
+    step = _shortened(of_step @ (of_step.T @ (rate * mean)))
+    return fit.loc + fit.scale @ step, fit.scale @ root, fit.log_det + log_det
+
+
+def moments(
+    residuals: Float[Array, "draws dim"],
+    u: Float[Array, "draws dim"],
+    usable: Bool[Array, " draws"],
+    outlier: float,
+    *,
+    full: bool,
+) -> tuple[Float[Array, " dim"], Array]:
+    """Means of r and of r u^T, or of the diagonal of that, over the usable draws with outliers cut."""
     count = jnp.maximum(jnp.sum(usable), 1)
     residuals = jnp.where(usable[:, None], residuals, 0.0)
-    largest = settings.outlier * jnp.sqrt(jnp.sum(residuals**2, axis=0) / count)
+    largest = outlier * jnp.sqrt(jnp.sum(residuals**2, axis=0) / count)
     residuals = jnp.clip(residuals, -largest, largest)
-    mean = rate * jnp.sum(residuals, axis=0) / count
-    if fit.scale.ndim == 1:
-        precision = 1 - rate * jnp.sum(residuals * u, axis=0) / count
-        precision = jnp.clip(precision, settings.narrowest, settings.widest)
-        loc = fit.loc + fit.scale * _shortened(mean / precision)
-        return loc, fit.scale * jax.lax.rsqrt(precision), fit.log_det - 0.5 * jnp.sum(jnp.log(precision))
-    moment = residuals.T @ u / count
-    precision = jnp.eye(u.shape[1], dtype=u.dtype) - 0.5 * rate * (moment + moment.T)
-    root, log_det = _inverse_root(precision, settings)
-    step = _shortened(root @ (root.T @ mean))
-    return fit.loc + fit.scale @ step, fit.scale @ root, fit.log_det + log_det
+    mean = jnp.sum(residuals, axis=0) / count
+    return mean, (residuals.T @ u if full else jnp.sum(residuals * u, axis=0)) / count
 
 
 def _inverse_root(
     precision: Float[Array, "dim dim"], settings: NaturalGradients
-) -> tuple[Float[Array, "dim dim"], Float[Array, ""]]:
-    """R with R R^T = P^-1 and log |det R|, the eigenvalues of P cut at their bounds.
+) -> tuple[Float[Array, "dim dim"], Float[Array, "dim dim"], Float[Array, ""]]:
+    """R with R R^T = P^-1, the same for the step of the mean, and log |det R|.
 
-    Where all lie within, as they do but for the first steps, a Cholesky factor costs a tenth of them.
+    The eigenvalues of P are cut at their bounds. For the mean those above the bounds are not, as where a
+    direction is narrow its optimum is close by; nor are those far below zero, which are mostly noise of
+    narrow directions. Where all lie within, as they do but for the first steps, a Cholesky factor costs a
+    tenth of them.
     """
     one = jnp.eye(precision.shape[0], dtype=precision.dtype)
 
-    def cut(precision: Array) -> tuple[Array, Array]:
+    def cut(precision: Array) -> tuple[Array, Array, Array]:
         values, vectors = jnp.linalg.eigh(precision)
+        of_step = vectors * jax.lax.rsqrt(jnp.maximum(jnp.abs(values), settings.narrowest))
         values = jnp.clip(values, settings.narrowest, settings.widest)
-        return vectors * jax.lax.rsqrt(values), -0.5 * jnp.sum(jnp.log(values))
+        return vectors * jax.lax.rsqrt(values), of_step, -0.5 * jnp.sum(jnp.log(values))
 
-    def whole(precision: Array) -> tuple[Array, Array]:
+    def whole(precision: Array) -> tuple[Array, Array, Array]:
         lower = jnp.linalg.cholesky(precision)
         inverse = jax.scipy.linalg.solve_triangular(lower, one, lower=True)
-        return inverse.T, -jnp.sum(jnp.log(jnp.diagonal(lower)))
+        return inverse.T, inverse.T, -jnp.sum(jnp.log(jnp.diagonal(lower)))
 
     # A Cholesky factor is not a number where a matrix is not positive definite.
     above = jnp.linalg.cholesky(precision - settings.narrowest * one)
