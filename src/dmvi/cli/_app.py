@@ -70,7 +70,7 @@ def fit(
         ),
     ] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Same seed, same result.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Most optimiser steps.")] = STEPS,
+    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most optimiser steps.")] = None,
     particles: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Draws per step; by default by dimension.")
     ] = None,

@@ -30,7 +30,7 @@ class Training:
 
     guide: str
     seed: int
-    steps: int
+    steps: int | None
     particles: int | None
     time_limit: float | None
     batch_size: int | None
