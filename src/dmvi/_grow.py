@@ -1,6 +1,7 @@
 """What "auto" chooses: the first training is a pilot; a guide that it shows too small grows and goes on."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,9 +24,6 @@ GAP = 0.1  # nats between log evidence and ELBO, after training, from which the 
 GAP_OF_LABELLINGS = 0.03  # the same where labels may change places, and modes that overlap are to be expected
 FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
 LONGEST_PILOT = 120.0  # seconds; a second training takes several times as long
-FEW_DIMENSIONS = 20  # up to which a triangular step costs next to nothing
-PROJECTED_STEPS = 4
-SEVERAL_DIMENSIONS = 200  # up to which bends may be wide; beyond, hundreds of coordinates share the noise
 MORE_PARTICLES = 4  # factor: what a small guide left is seen through less noise
 ENOUGH_PARTICLES = 128  # that it does not go beyond
 SHARED = 0.3  # factor of the learning rate where many Gaussians share the draws of a step
@@ -36,14 +34,46 @@ def more_particles(particles: int) -> int:
     return particles * max(1, min(MORE_PARTICLES, ENOUGH_PARTICLES // particles))
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What "auto" begins with.
+
+    Attributes:
+        few: dimensions up to which a triangular step costs next to nothing.
+        several: dimensions up to which bends may be wide; beyond, a step would cost more than the model, and
+            the noise of training grows with the number of weights.
+        projected: projected steps above `few`.
+        bends: steps of sparse bends after them.
+        bends_of_many: the same above `several`.
+        width_of_many: hidden units of a bend there.
+        drivers_of_many: coordinates that may be drivers there.
+    """
+
+    few: int = 20
+    several: int = 200
+    projected: int = 4
+    bends: int = 2
+    bends_of_many: int = 1
+    width_of_many: int = 4
+    drivers_of_many: int = 30
+
+    def guide(self, dim: int) -> DiffusionGuide:
+        """The guide in so many dimensions."""
+        if dim <= self.few:
+            return DiffusionGuide(network=Stacked(Projected(), Triangular(), late_steps=1))
+        bends, late = SparseBends(), self.bends
+        if dim > self.several:
+            bends, late = (
+                SparseBends(width=self.width_of_many, drivers=self.drivers_of_many),
+                self.bends_of_many,
+            )
+        network = Stacked(Projected(), bends, late_steps=late)
+        return DiffusionGuide(steps=self.projected + late, network=network)
+
+
 def first_choice(dim: int) -> DiffusionGuide:
     """The guide to begin with in so many dimensions."""
-    if dim <= FEW_DIMENSIONS:
-        return DiffusionGuide(network=Stacked(Projected(), Triangular(), late_steps=1))
-    few = dim <= SEVERAL_DIMENSIONS
-    bends = SparseBends() if few else SparseBends(width=4, drivers=30)
-    late = 2 if few else 1
-    return DiffusionGuide(steps=PROJECTED_STEPS + late, network=Stacked(Projected(), bends, late_steps=late))
+    return Choice().guide(dim)
 
 
 class Pilot(NamedTuple):
@@ -197,7 +227,7 @@ def _has_weights(target: Target) -> bool:
 def chosen(start: Start, pilot: Pilot | None) -> str:
     """One line on what "auto" has chosen and why."""
     guide, dim = start.guide, start.guide.dim
-    network = "projected and triangular" if dim <= FEW_DIMENSIONS else "projected and sparsely bent"
+    network = "projected and triangular" if dim <= Choice().few else "projected and sparsely bent"
     if isinstance(guide, Mixture):
         modes = guide.log_weights.value.shape[0]
         why = "searches ended in several modes"

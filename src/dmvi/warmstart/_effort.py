@@ -34,6 +34,9 @@ class EffortSettings:
         unbounded: how much more often than once a loop of unknown length is taken to run.
         share: of the time left that a step or a search may take where there is a limit.
         fewest_draws: of a step where there is a limit.
+        searching: share of the time left that finding candidates may take, where there is a limit.
+        climbing: share of it that the Gaussians after them may take.
+        refining: share of it that a base for thousands of dimensions may take.
     """
 
     draws: int = 128
@@ -50,6 +53,9 @@ class EffortSettings:
     unbounded: int = 100
     share: float = 0.01
     fewest_draws: int = 16
+    searching: float = 0.15
+    climbing: float = 0.4
+    refining: float = 0.3
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,12 @@ from dmvi.guides import Affine, AnyAffine, LowRank, low_rank_anchored
 from dmvi.targets._target import Target
 from dmvi.training import Progress
 from dmvi.warmstart._climb import Climber
-from dmvi.warmstart._effort import device, effort_of
+from dmvi.warmstart._effort import EffortSettings, device, effort_of
 from dmvi.warmstart._laplace import LARGEST_SD, Surface, climb
 from dmvi.warmstart._sparse_precision import sparse_gaussian
 from dmvi.warmstart._warm_start import WarmStart, warm_start
 
 DENSE_DIMENSION = 2000  # up to which the base is a full covariance
-REFINING = 0.3  # share of the time left that the refinement may take
 RANK = 8
 MAX_ITERATIONS = 500
 PROBES = 64
@@ -66,7 +65,7 @@ def high_dimensional_start(
     if (clock is not None and clock.over) or (interrupt is not None and interrupt.asked):
         return best
     clock, interrupt = clock or Clock(), interrupt or Interrupt()
-    sparse = clock.within(clock.share(REFINING))
+    sparse = clock.within(clock.share(EffortSettings().refining))
     loc, sd = field.affine.anchor.value, field.affine.anchor_scale.value
     found: AnyAffine | None = sparse_gaussian(
         target,
@@ -80,7 +79,7 @@ def high_dimensional_start(
         found, name = _laplace(target, surface, np.asarray(loc, float), probe_key), "laplace"
     if found is None:
         return best
-    climbing = clock.within(clock.share(REFINING))
+    climbing = clock.within(clock.share(EffortSettings().refining))
     effort = effort_of(surface, clock)
     climber = Climber(target, effort, judge_key, progress, lambda: interrupt.asked or climbing.over)
     reached = climber.refined(found)

@@ -14,16 +14,13 @@ from dmvi.targets import Target
 from dmvi.training import Progress
 from dmvi.warmstart._candidates import Candidates, find_candidates
 from dmvi.warmstart._climb import Climber, Reached
-from dmvi.warmstart._effort import device, effort_of
+from dmvi.warmstart._effort import EffortSettings, device, effort_of
 from dmvi.warmstart._laplace import Mode, Surface
 from dmvi.warmstart._modes import LARGEST_DIM, modes_apart, proper, separate_modes
 from dmvi.warmstart._symmetries import symmetry_of
 from dmvi.warmstart._threads import small_matrices
 from dmvi.warmstart._weighed import Modes, in_all_labellings
 from dmvi.warmstart._whitening import triangle
-
-SEARCHING = 0.15  # share of the time left that candidates may take where there is a limit
-CLIMBING = 0.4  # and the Gaussians after them
 
 
 class WarmStart(NamedTuple):
@@ -67,22 +64,22 @@ def warm_start(
         interrupt: asked between programs whether to end with the best so far.
     """
     progress.note("warm start")
-    clock, interrupt = clock or Clock(), interrupt or Interrupt()
+    clock, interrupt, bounds = clock or Clock(), interrupt or Interrupt(), EffortSettings()
     start_key, fit_key = children(key, 2)
-    searching = clock.within(clock.share(SEARCHING))
+    searching = clock.within(clock.share(bounds.searching))
     surface = Surface(target, stop=lambda: interrupt.asked or searching.over)
-    effort = effort_of(surface, clock)
+    effort = effort_of(surface, clock, bounds)
     with small_matrices(surface):
         found = find_candidates(
             target, surface, effort, start_key, lambda text: progress.note(f"warm start: {text}")
         )
-    climbing = clock.within(clock.share(CLIMBING))
+    climbing = clock.within(clock.share(bounds.climbing))
     climber = Climber(target, effort, fit_key, progress, lambda: interrupt.asked or climbing.over)
     reached = climber.best_of(found, full=full)
     loc, scale = reached.loc, (triangle(reached.scale) if full else np.abs(reached.scale))
     affine = anchored(device(loc), device(scale), full=full)
     start = WarmStart(affine, reached.name, reached.params, elbo=reached.elbo)
-    searching = clock.within(clock.share(SEARCHING))
+    searching = clock.within(clock.share(bounds.searching))
     if not target.params and not surface.stop():
         start = _with_what_was_found(start, target, surface, found, reached, climber, mixes=mixes, key=key)
     return start._replace(
