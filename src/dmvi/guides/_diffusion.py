@@ -25,7 +25,7 @@ from dmvi.guides._noise import in_batches, spread, standard_log_prob, standard_n
 from dmvi.guides._sparse import AnyAffine
 
 GROWN_STEPS = 4
-LARGEST_GROWN = 20  # dimensions up to which a guide grows by steps that cost O(dim^2)
+LARGEST_GROWN = 64  # dimensions up to which a guide grows by steps that cost O(dim^2)
 
 
 class Diffusion(Guide):
