@@ -52,6 +52,7 @@ STEPS = 3600
 STEPS_OF_MANY_COORDINATES = 2400  # each takes longer, and the Gaussian they begin from is closer
 PARTICLES = 32
 FEW_COORDINATES = 64  # up to which so many are enough
+SEVERAL_COORDINATES = 128  # up to which there are STEPS
 PARTICLES_OF_MANY_COORDINATES = 48
 LEARNING_RATE = 1e-2
 LOOKS = 16  # chunks of a full-length training
@@ -98,7 +99,7 @@ def fit(
 
     Other Args:
         steps: most optimiser steps of a training, which stops earlier at a plateau; a guide that grows is
-            trained twice. By default 3600, and 2400 above 64 dimensions.
+            trained twice. By default 3600, and 2400 above 128 dimensions.
         particles: draws per step of the first training; by default 32, and 48 above 64 dimensions
             on one device.
         optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
@@ -137,7 +138,7 @@ def fit(
     target = _target(model, data, args, init, batch_size, team)
     recipe = first_choice(target.dim) if guide == "auto" else recipe
     if steps is None:
-        steps = STEPS if target.dim <= FEW_COORDINATES else STEPS_OF_MANY_COORDINATES
+        steps = STEPS if target.dim <= SEVERAL_COORDINATES else STEPS_OF_MANY_COORDINATES
     if particles is None and devices is None and target.dim > FEW_COORDINATES:
         count = PARTICLES_OF_MANY_COORDINATES
     record = settings_record(model, recipe, steps, count, optimizer, objective, time_limit)
