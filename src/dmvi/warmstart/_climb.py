@@ -231,7 +231,7 @@ class Climber:
         return children(self._key, self._programs)[-count:]
 
     def _say(self, elbo: float) -> None:
-        self._progress.note(f"warm start  ELBO {elbo + self._target.offset:.2f}")
+        self._progress.stage("warm start", elbo=elbo + self._target.offset)
 
 
 def _diagonal(scale: np.ndarray) -> np.ndarray:
