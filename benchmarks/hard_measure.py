@@ -23,7 +23,6 @@ COMPILING = (
     XLA,
 )
 # Written by posteriors that tell how their time was spent.
-STAGES = ("warm_start_seconds", "training_seconds", "diagnostics_seconds")
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def measure_fit(case: Case, seed: int, score: Score | None, sampling: Sampling) 
             )
             str(posterior)
             seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        found = posterior.diagnostics
+        found, stages = posterior.diagnostics, posterior.run.stage_seconds
         errors = None
         if case.reference is not None and score is not None:
             draws = posterior.sample(sampling.draws)
@@ -130,10 +129,12 @@ def measure_fit(case: Case, seed: int, score: Score | None, sampling: Sampling) 
         **{name: float(getattr(found, name)) for name in ("log_evidence", "log_evidence_se")},
         "seconds": seconds,
         "cpu_seconds": cpu,
-        "gradients": getattr(found, "gradients", None),
+        "gradients": found.gradients,
         "xla_seconds": compilation.seconds([XLA]),
         "compiling_seconds": compilation.seconds(),
-        **{name: getattr(found, name, None) for name in STAGES},
+        "warm_start_seconds": stages.get("warm start"),
+        "training_seconds": stages.get("training"),
+        "diagnostics_seconds": max(seconds - sum(stages.values()), 0.0),
         "steps": int(found.steps),
         "status": found.status.name,
         "warm_start": found.warm_start,
