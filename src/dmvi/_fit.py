@@ -18,7 +18,7 @@ from jaxtyping import PRNGKeyArray
 from dmvi._checkpoint import Checkpoint
 from dmvi._clock import Clock
 from dmvi._errors import InputError, memory_told
-from dmvi._grow import chosen, first_choice
+from dmvi._grow import Choice, chosen
 from dmvi._interrupt import Interrupt
 from dmvi._random import children
 from dmvi._recipes import describe_base, describe_recipe, visible_density
@@ -48,12 +48,8 @@ GUIDES: dict[str, GuideRecipe] = {
 }
 # What trains a recipe of this name where the user names no objective.
 OBJECTIVES: dict[str, Objective] = {"paper": Paper()}
-STEPS = 3600
-STEPS_OF_MANY_COORDINATES = 2400  # each takes longer, and the Gaussian they begin from is closer
-PARTICLES = 32
-FEW_COORDINATES = 64  # up to which so many are enough
-SEVERAL_COORDINATES = 128  # up to which there are STEPS
-PARTICLES_OF_MANY_COORDINATES = 48
+CHOICE = Choice()
+STEPS, PARTICLES = CHOICE.steps, CHOICE.particles  # where the dimension is not known yet
 LEARNING_RATE = 1e-2
 LOOKS = 16  # chunks of a full-length training
 COOLDOWN_LOOKS = 10
@@ -92,16 +88,16 @@ def fit(
             `dmvi.DiffusionGuide(steps=8)`. "auto" is the diffusion: on a Gaussian of full covariance up to
             2,000 dimensions, above of sparse precision where the Hessian is sparse, else of low rank; of
             projected steps and, up to 20 dimensions, a triangular one, above one or two of sparse bends.
-            Where its training leaves more than 0.1 nats it grows and is trained on, in up to 128
+            Where its training leaves more than 0.1 nats it grows and is trained on, in up to 64
             dimensions, or where there are several modes gives way to guides on many Gaussians, if warm
             start and training took less than two minutes. Printing the posterior says what was chosen.
         seed: same seed, same machine, same result, bit for bit.
 
     Other Args:
         steps: most optimiser steps of a training, which stops earlier at a plateau; a guide that grows is
-            trained twice. By default 3600, and 2400 above 128 dimensions.
-        particles: draws per step of the first training; by default 32, and 48 above 64 dimensions
-            on one device.
+            trained twice. By default 3600, and 2400 above 200 dimensions.
+        particles: draws per step of the first training; by default 32, and on one device 64 above 64
+            dimensions and 48 above 200.
         optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
             up at the start and annealed to zero at the end.
         objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
@@ -136,11 +132,10 @@ def fit(
     devices = as_mesh(mesh, int(count), batch_size)
     team = Team.of(devices)
     target = _target(model, data, args, init, batch_size, team)
-    recipe = first_choice(target.dim) if guide == "auto" else recipe
-    if steps is None:
-        steps = STEPS if target.dim <= SEVERAL_COORDINATES else STEPS_OF_MANY_COORDINATES
-    if particles is None and devices is None and target.dim > FEW_COORDINATES:
-        count = PARTICLES_OF_MANY_COORDINATES
+    recipe = CHOICE.guide(target.dim) if guide == "auto" else recipe
+    steps = CHOICE.most_steps(target.dim) if steps is None else steps
+    if particles is None and devices is None:
+        count = CHOICE.draws(target.dim)
     record = settings_record(model, recipe, steps, count, optimizer, objective, time_limit)
     record |= {} if batch_size is None else {"batch_size": batch_size}
     if target.batch_rows is not None:

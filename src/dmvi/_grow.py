@@ -36,44 +36,51 @@ def more_particles(particles: int) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """What "auto" begins with.
+    """What "auto" begins with, and how long a fit trains by default.
 
     Attributes:
         few: dimensions up to which a triangular step costs next to nothing.
-        several: dimensions up to which bends may be wide; beyond, a step would cost more than the model, and
-            the noise of training grows with the number of weights.
         projected: projected steps above `few`.
         bends: steps of sparse bends after them.
-        bends_of_many: the same above `several`.
-        width_of_many: hidden units of a bend there.
-        drivers_of_many: coordinates that may be drivers there.
+        bends_of_many: the same above `several`; there a step would cost more than the model.
+        several: dimensions from which the Gaussian leaves less to gain, and each step takes longer.
+        steps: of a training, at most, up to `several` dimensions.
+        steps_of_many: the same above.
+        particles_few: dimensions up to which `particles` draws a step are enough.
+        particles: draws of a step; what noise costs is in proportion to the weights, which are few here.
+        particles_of_several: the same above, up to `several`.
+        particles_of_many: the same above `several`.
     """
 
     few: int = 20
-    several: int = 200
     projected: int = 4
     bends: int = 2
     bends_of_many: int = 1
-    width_of_many: int = 4
-    drivers_of_many: int = 30
+    several: int = 200
+    steps: int = 3600
+    steps_of_many: int = 2400
+    particles_few: int = 64
+    particles: int = 32
+    particles_of_several: int = 64
+    particles_of_many: int = 48
 
     def guide(self, dim: int) -> DiffusionGuide:
         """The guide in so many dimensions."""
         if dim <= self.few:
             return DiffusionGuide(network=Stacked(Projected(), Triangular(), late_steps=1))
-        bends, late = SparseBends(), self.bends
-        if dim > self.several:
-            bends, late = (
-                SparseBends(width=self.width_of_many, drivers=self.drivers_of_many),
-                self.bends_of_many,
-            )
-        network = Stacked(Projected(), bends, late_steps=late)
+        late = self.bends if dim <= self.several else self.bends_of_many
+        network = Stacked(Projected(), SparseBends(), late_steps=late)
         return DiffusionGuide(steps=self.projected + late, network=network)
 
+    def most_steps(self, dim: int) -> int:
+        """Steps of a training in so many dimensions."""
+        return self.steps if dim <= self.several else self.steps_of_many
 
-def first_choice(dim: int) -> DiffusionGuide:
-    """The guide to begin with in so many dimensions."""
-    return Choice().guide(dim)
+    def draws(self, dim: int) -> int:
+        """Draws of a step in so many dimensions."""
+        if dim <= self.particles_few:
+            return self.particles
+        return self.particles_of_several if dim <= self.several else self.particles_of_many
 
 
 class Pilot(NamedTuple):

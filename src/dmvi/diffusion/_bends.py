@@ -39,7 +39,8 @@ from dmvi.diffusion._sinh_arcsinh import BendJet, Bends, bounded
 class Knot(NamedTuple):
     """One step: its weights, zero where there is no parent.
 
-    `first` is W by drivers, `back` that of drivers by their parents when levels are taken the other way.
+    `first` is W by drivers, `back` that of drivers by their parents when levels are taken the other way: no
+    rows where no step of the flow takes them so.
     """
 
     first: Float[Array, "drivers width*dim"]
@@ -51,9 +52,10 @@ class Knot(NamedTuple):
 
     def inner(self, inputs: "Inputs", drivers: Drivers) -> Float[Array, "width dim"]:
         """x = W u_pa + b."""
-        ahead = (inputs.ahead @ self.first).reshape(self.bias.shape)
-        back = jnp.sum(self.back * inputs.back[:, None], axis=0)
-        return (ahead + self.bias).at[:, drivers.strongest].add(back)
+        inner = (inputs.ahead @ self.first).reshape(self.bias.shape) + self.bias
+        if not len(self.back):
+            return inner
+        return inner.at[:, drivers.strongest].add(jnp.sum(self.back * inputs.back[:, None], axis=0))
 
     def bends(self, h: Float[Array, "width dim"]) -> tuple[Bends, Bends]:
         """(s, m, d, e) from the hidden units, and the slopes of their bounds."""
@@ -68,9 +70,9 @@ class Inputs(NamedTuple):
     back: Float[Array, "parents drivers"]
 
 
-def inputs_of(drivers: Drivers, u: Float[Array, " dim"]) -> Inputs:
-    """What the networks see."""
-    return Inputs(u[drivers.strongest], u[drivers.back])
+def inputs_of(knot: Knot, drivers: Drivers, u: Float[Array, " dim"]) -> Inputs:
+    """What the networks of a step see."""
+    return Inputs(u[drivers.strongest], u[drivers.back[: len(knot.back)]])
 
 
 class Jet(NamedTuple):
@@ -86,7 +88,7 @@ class Jet(NamedTuple):
 
 def jet(knot: Knot, drivers: Drivers, u: Float[Array, " dim"]) -> Jet:
     """The step at u."""
-    inputs = inputs_of(drivers, u)
+    inputs = inputs_of(knot, drivers, u)
     h, slope, _ = gelu_jet(knot.inner(inputs, drivers))
     bends, bounds = knot.bends(h)
     bend = bends.jet(u)
@@ -96,14 +98,14 @@ def jet(knot: Knot, drivers: Drivers, u: Float[Array, " dim"]) -> Jet:
 @jax.custom_jvp
 def bent(knot: Knot, drivers: Drivers, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
     """u'; its derivative is written out so that, over draws side by side, weights' are matrix products."""
-    return knot.bends(gelu(knot.inner(inputs_of(drivers, u), drivers)))[0].image_of(u)
+    return knot.bends(gelu(knot.inner(inputs_of(knot, drivers, u), drivers)))[0].image_of(u)
 
 
 @bent.defjvp
 def _bent_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     (knot, drivers, u), (of_knot, _, of_u) = primals, tangents
     here = jet(knot, drivers, u)
-    inner = knot._replace(bias=of_knot.bias).inner(inputs_of(drivers, of_u), drivers)
+    inner = knot._replace(bias=of_knot.bias).inner(inputs_of(knot, drivers, of_u), drivers)
     inner = inner + of_knot._replace(bias=jnp.zeros_like(inner)).inner(here.inputs, drivers)
     moved = here.slope * inner
     change = jnp.exp(here.bend.log_slope) * of_u
@@ -146,8 +148,9 @@ class SparseBendsFlow(SteppedFlow):
         strongest, dim = self.drivers.strongest, self.drivers.dim
         lower, higher = self.drivers.lower()
         ahead = jnp.where(lower[None, :, None] & ~backward[:, None, None, None], self.first, 0.0)
-        back = self.first[..., strongest]
-        back = jnp.where(higher[None, :, None] & backward[:, None, None, None], back, 0.0)
+        rows = self.first.shape[1] if backward.any() else 0
+        back = self.first[:, :rows, :, strongest]
+        back = jnp.where(higher[None, :rows, None] & backward[:, None, None, None], back, 0.0)
         steps, _, width, _ = self.first.shape
         of_drivers = jnp.zeros((steps, strongest.shape[0], width, dim), ahead.dtype)
         columns = jnp.broadcast_to(jnp.arange(dim)[None], self.drivers.places.shape)
@@ -161,7 +164,7 @@ class SparseBendsFlow(SteppedFlow):
         return bent(knot, self.drivers, u)
 
     def step_density(self, knot, u):
-        bends, _ = knot.bends(gelu(knot.inner(inputs_of(self.drivers, u), self.drivers)))
+        bends, _ = knot.bends(gelu(knot.inner(inputs_of(knot, self.drivers, u), self.drivers)))
         w = bends.angle(u)
         return bends.image(w), jnp.sum(bends.log_slopes(u, w))
 
@@ -174,7 +177,8 @@ class SparseBendsFlow(SteppedFlow):
         last = jnp.ones(u.shape, bool).at[strongest].set(False)
         from_last = jnp.where(last[None], q, 0.0).ravel() @ knot.first.T
         y, from_drivers = self._among_drivers(knot, here, right[strongest] - from_last)
-        right = right - jnp.zeros_like(right).at[self.drivers.back].add(from_drivers)
+        if len(from_drivers):
+            right = right - jnp.zeros_like(right).at[self.drivers.back].add(from_drivers)
         y = (right / slopes).at[strongest].set(y)
         return Moved(here.bend.image, jnp.sum(here.bend.log_slope), y)
 
@@ -183,10 +187,11 @@ class SparseBendsFlow(SteppedFlow):
     ) -> tuple[Float[Array, " drivers"], Float[Array, "parents drivers"]]:
         """y at the drivers, level by level, and what they owe to their parents the other way round."""
         at = self.drivers.strongest
-        same = self.drivers.back[:, :, None] == at[None, None]
-        among = jnp.einsum("mhi,mij->hij", knot.back, same.astype(right.dtype))
-        ahead = knot.first.reshape(-1, *knot.bias.shape)[:, :, at]
-        among = (among + ahead.transpose(1, 2, 0)).reshape(-1, at.shape[0])
+        among = knot.first.reshape(-1, *knot.bias.shape)[:, :, at].transpose(1, 2, 0)
+        if len(knot.back):
+            same = self.drivers.back[:, :, None] == at[None, None]
+            among = among + jnp.einsum("mhi,mij->hij", knot.back, same.astype(right.dtype))
+        among = among.reshape(-1, at.shape[0])
         out, slope, slopes = [w[:, at] for w in knot.out], here.slope[:, at], jnp.exp(here.bend.log_slope[at])
         of_image, of_slope = (Bends(*(row[at] for row in rows)) for rows in (here.of_image, here.of_slope))
 
@@ -203,7 +208,7 @@ class SparseBendsFlow(SteppedFlow):
         level = jnp.where(knot.backward, last - level, level)
 
         def place(here: int, placed: Array) -> Array:
-            inner = knot.inner(inputs_of(self.drivers, placed), self.drivers)
+            inner = knot.inner(inputs_of(knot, self.drivers, placed), self.drivers)
             return jnp.where(level == here, knot.bends(gelu(inner))[0].inverse(u), placed)
 
         # Coordinates not yet placed do not matter to those before them, as long as they are finite.
@@ -234,9 +239,9 @@ class SparseBends(FlowRecipe):
         spread: standard deviation of the hidden units' initial weights: units that differ, none saturated.
     """
 
-    width: int = eqx.field(static=True, default=8)
+    width: int = eqx.field(static=True, default=4)
     parents: int = eqx.field(static=True, default=8)
-    drivers: int = eqx.field(static=True, default=62)
+    drivers: int = eqx.field(static=True, default=30)
     turn: int = eqx.field(static=True, default=4)
     spread: float = eqx.field(static=True, default=0.5)
 

@@ -30,6 +30,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dmvi._errors import InputError
 from dmvi._random import children
+from dmvi.diffusion._directions import directions
 from dmvi.diffusion._flow import FlowRecipe, Moved, SteppedFlow, injective_log_det
 from dmvi.diffusion._hidden import Hidden
 from dmvi.diffusion._networks import initial_weights, zeros
@@ -85,6 +86,19 @@ class ProjectedFlow(SteppedFlow):
 
     def straighter(self, share):
         return eqx.tree_at(lambda flow: flow.shift.out, self, (1 - share) * self.shift.out)
+
+    def driven(self, u, r):
+        """Projections begin with the directions in which the base lacks most.
+
+        All shifts see the same first ones, and the scales of each step the next ones.
+        """
+        steps, rank, dim = self.v.shape
+        scale_rank = self.raw_w.shape[1]
+        found = directions(u, r, max(rank, steps * scale_rank))
+        v = jnp.broadcast_to(found[:rank] / unit(dim), self.v.shape)
+        places = jnp.arange(steps * scale_rank) % len(found)
+        w = found[places].reshape(self.raw_w.shape)
+        return eqx.tree_at(lambda flow: (flow.v, flow.raw_w), self, (v, w))
 
     def knots(self) -> Knot:
         taus, v = self.taus(), unit(self.v.shape[-1]) * self.v

@@ -1,0 +1,77 @@
+"""Directions in which a Gaussian base lacks most."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from dmvi.diffusion import Projected
+from dmvi.diffusion._directions import _kernel, directions
+from dmvi.diffusion._projected import unit
+
+DIM = 12
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def _cubic(draws: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Noise, the slope of f(u) = a_1 u (b_1 u)^2 + 0.6 a_2 u (b_2 u)^2, and (a_1, b_1, a_2, b_2), orthonormal."""
+    rng = np.random.default_rng(0)
+    vectors = np.linalg.qr(rng.normal(size=(DIM, 4)))[0].T
+    u = rng.normal(size=(draws, DIM))
+    (a1, b1, a2, b2), along = vectors, u @ vectors.T
+    r = np.outer(along[:, 1] ** 2, a1) + np.outer(2 * along[:, 0] * along[:, 1], b1)
+    r += 0.6 * (np.outer(along[:, 3] ** 2, a2) + np.outer(2 * along[:, 2] * along[:, 3], b2))
+    return u, r, vectors
+
+
+def test_the_kernel_gives_the_moments_of_all_pairs_of_draws():
+    """R^T K R = sum_{n != m} r_n r_m^T <u_n u_n^T - I, u_m u_m^T - I>, the estimate of sum_jk T_ijk T_ljk."""
+    rng = np.random.default_rng(1)
+    u, r = rng.normal(size=(2, 7, 3))
+    moments = np.einsum("ni,njk->nijk", r, np.einsum("nj,nk->njk", u, u) - np.eye(3))
+    everything = np.einsum("nijk,mljk->il", moments, moments)
+    alone = np.einsum("nijk,nljk->il", moments, moments)
+    np.testing.assert_allclose(r.T @ _kernel(jnp.asarray(u)) @ r, everything - alone, rtol=1e-10)
+
+
+def test_directions_of_a_cubic_are_found_strongest_first():
+    """Of f = a (b u)^2, T's mode products have the eigenvalues 8 (along b) and 4 (along a)."""
+    u, r, vectors = _cubic()
+    found = np.asarray(directions(jnp.asarray(u), jnp.asarray(r), 4))
+    np.testing.assert_allclose(found @ found.T, np.eye(4), atol=1e-10)
+    np.testing.assert_allclose(np.abs(np.sum(found[0] * vectors[1])), 1, atol=0.02)
+    assert np.linalg.norm(found @ vectors.T @ vectors) ** 2 > 0.98 * 4
+
+
+def test_a_base_that_is_only_off_in_mean_and_covariance_has_no_directions():
+    """What is linear in u is taken out: it does not hide a weaker cubic."""
+    u, r, vectors = _cubic()
+    rng = np.random.default_rng(2)
+    linear = 3 * u @ rng.normal(size=(DIM, DIM)) / np.sqrt(DIM) + rng.normal(size=DIM)
+    found = np.asarray(directions(jnp.asarray(u), jnp.asarray(r + linear), 2))
+    assert np.linalg.norm(found @ vectors[:2].T) ** 2 > 0.9 * 2
+
+
+def test_draws_that_are_not_finite_do_not_count():
+    u, r, _ = _cubic(400)
+    r[3], u[5, 0] = np.nan, np.inf
+    found = np.asarray(directions(jnp.asarray(u), jnp.asarray(r), 3))
+    assert np.isfinite(found).all()
+
+
+def test_projections_begin_with_them():
+    """Shifts see the strongest, scales the strongest in turn, in units in which a projection of noise has sd one."""
+    u, r, _ = _cubic()
+    flow = Projected(rank=3, scale_rank=2).build(DIM, 2, key=jr.key(0))
+    driven = flow.driven(jnp.asarray(u), jnp.asarray(r))
+    found = np.asarray(directions(jnp.asarray(u), jnp.asarray(r), 4))
+    np.testing.assert_allclose(np.asarray(driven.v) * unit(DIM), np.broadcast_to(found[:3], (2, 3, DIM)))
+    np.testing.assert_allclose(np.asarray(driven.raw_w).reshape(4, DIM), found)
+    np.testing.assert_allclose(driven.move(jnp.asarray(u[0])), u[0], atol=1e-12)
+    assert not flow.wants_drivers
