@@ -20,7 +20,7 @@ def _double():
 
 
 def _cubic(draws: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Noise, the slope of f(u) = a_1 u (b_1 u)^2 + 0.6 a_2 u (b_2 u)^2, and (a_1, b_1, a_2, b_2), orthonormal."""
+    """Noise, the slope of f(u) = a_1 u (b_1 u)^2 + 0.6 a_2 u (b_2 u)^2, and orthonormal (a_1, b_1, a_2, b_2)."""
     rng = np.random.default_rng(0)
     vectors = np.linalg.qr(rng.normal(size=(DIM, 4)))[0].T
     u = rng.normal(size=(draws, DIM))
@@ -66,7 +66,7 @@ def test_draws_that_are_not_finite_do_not_count():
 
 
 def test_projections_begin_with_them():
-    """Shifts see the strongest, scales the strongest in turn, in units in which a projection of noise has sd one."""
+    """Shifts see the strongest, scales the strongest in turn; a projection of noise has sd one."""
     u, r, _ = _cubic()
     flow = Projected(rank=3, scale_rank=2).build(DIM, 2, key=jr.key(0))
     driven = flow.driven(jnp.asarray(u), jnp.asarray(r))
