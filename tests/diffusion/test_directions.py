@@ -20,7 +20,7 @@ def _double():
 
 
 def _cubic(draws: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Noise, the slope of f(u) = a_1 u (b_1 u)^2 + 0.6 a_2 u (b_2 u)^2, and orthonormal (a_1, b_1, a_2, b_2)."""
+    """Noise u, the slope of f = a_1 u (b_1 u)^2 + 0.6 a_2 u (b_2 u)^2, and its orthonormal vectors."""
     rng = np.random.default_rng(0)
     vectors = np.linalg.qr(rng.normal(size=(DIM, 4)))[0].T
     u = rng.normal(size=(draws, DIM))
