@@ -40,11 +40,19 @@ class Candidate(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Mean fields and Gaussians of full covariance to begin from, and the modes that searches ended in."""
+    """What to begin from.
+
+    Attributes:
+        fields: mean fields.
+        full: Gaussians of full covariance.
+        modes: that searches ended in.
+        more: further mean fields at single starts, which tell whether climbs end in different places.
+    """
 
     fields: list[Candidate]
     full: list[Candidate]
     modes: list[Mode]
+    more: list[Candidate] = []
 
 
 def find_candidates(
@@ -88,7 +96,8 @@ def find_candidates(
     best = _distinct(modes)
     for mode in (best + best[:1] * MODES)[:MODES]:
         full.append(Candidate("laplace", mode.loc, scale_from_precision(mode.precision, full=True)))
-    return Candidates(fields, full, modes)
+    more = [Candidate("gaussian-vi", start, np.full(target.dim, NARROW)) for start in starts[1:]]
+    return Candidates(fields, full, modes, more[: effort.fields])
 
 
 def _on_the_way(surface: Surface, start: np.ndarray) -> list[Candidate]:

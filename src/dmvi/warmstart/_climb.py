@@ -35,7 +35,9 @@ class ClimbSettings:
 
     Attributes:
         few: dimensions up to which all candidates climb to the end as full covariances, side by side.
-        finalists: mean fields that go on as full covariances in more dimensions.
+        finalists: mean fields that go on as full covariances in more dimensions, where they agree.
+        agreement: nats for each dimension within which the ELBOs of mean fields agree. Where they do not,
+            there are several optima, and that of the best mean field need not be that of the best Gaussian.
         field_steps: of a mean field between two looks at its ELBO.
         field_tolerance: nats for each dimension, as `tolerance`, where a full covariance goes on from it.
         first_steps: of each full covariance before the best is chosen.
@@ -49,6 +51,7 @@ class ClimbSettings:
 
     few: int = 20
     finalists: int = 2
+    agreement: float = 0.1
     field_steps: int = 16
     field_tolerance: float = 0.01
     first_steps: int = 8
@@ -92,12 +95,13 @@ class Climber:
         fields = candidates.fields
         if not full:
             narrow = [c._replace(scale=_diagonal(c.scale)) for c in candidates.full]
-            return self._to_the_end([*fields, *narrow])
+            return self._to_the_end([*fields, *candidates.more, *narrow])
         if self._target.dim <= self._course.few:
             wide = [c._replace(scale=np.diag(c.scale)) for c in fields]
             return self._to_the_end([*wide, *candidates.full])
-        starts = [*self._climbed_fields(fields), *candidates.full]
-        return self._to_the_end([self._best_start(starts)])
+        climbed = self._climbed_fields(fields, candidates.more)
+        several = len(climbed) > self._course.finalists
+        return self._to_the_end([self._best_start([*climbed, *candidates.full], several)])
 
     def refined(self, frame: AnyAffine) -> Reached:
         """The mean field that is best in the coordinates of an affine map."""
@@ -118,22 +122,37 @@ class Climber:
         usable = np.isfinite(found).all(axis=(1, 2)) & np.isfinite(np.asarray(fits.best.elbo))
         return np.where(usable[:, None, None], found, gaussians)
 
-    def _climbed_fields(self, fields: list[Candidate]) -> list[Candidate]:
-        """The best mean fields after some steps, taken near their plateaus, best first."""
+    def _climbed_fields(self, fields: list[Candidate], more: list[Candidate]) -> list[Candidate]:
+        """Mean fields near their plateaus, best first: the best few where all agree, else all of them."""
         begun = [self._run(self._begun([field]), self._course.field_steps)[0] for field in fields]
         elbos = np.nan_to_num([float(fits.best.elbo[0]) for fits in begun], nan=-np.inf)
-        climbed, near = [], self._course.field_tolerance * self._target.dim
-        for i in np.argsort(-elbos, kind="stable")[: self._course.finalists]:
-            fits = self._plateau(begun[i], self._course.field_steps, tolerance=near)
-            loc, scale = np.asarray(fits.best.loc[0], float), np.abs(np.asarray(fits.best.scale[0], float))
-            climbed.append((float(fits.best.elbo[0]), Candidate(fields[i].name, loc, np.diag(scale))))
-        return [candidate for _, candidate in sorted(climbed, key=lambda each: -each[0])]
+        best = np.argsort(-elbos, kind="stable")[: self._course.finalists]
+        climbed = [self._climbed(fields[i].name, begun[i]) for i in best]
+        others = [self._climbed(field.name, self._begun([field])) for field in more if not self._stop()]
+        everyone = [each for each in (*climbed, *others) if np.isfinite(each[0])]
+        reached = [elbo for elbo, _ in everyone]
+        wide = self._course.agreement * self._target.dim
+        if reached and max(reached) - min(reached) <= wide:
+            everyone = sorted(everyone, key=lambda each: -each[0])[: self._course.finalists]
+        return [candidate for _, candidate in sorted(everyone or climbed, key=lambda each: -each[0])]
 
-    def _best_start(self, candidates: list[Candidate]) -> Candidate:
-        """The best after some steps of each, one after the other, as one small program does for all."""
+    def _climbed(self, name: str, fits: Fit) -> tuple[float, Candidate]:
+        """A mean field near its plateau, and its ELBO there."""
+        near = self._course.field_tolerance * self._target.dim
+        fits = self._plateau(fits, self._course.field_steps, tolerance=near)
+        loc, scale = np.asarray(fits.best.loc[0], float), np.abs(np.asarray(fits.best.scale[0], float))
+        return float(fits.best.elbo[0]), Candidate(name, loc, np.diag(scale))
+
+    def _best_start(self, candidates: list[Candidate], several: bool) -> Candidate:
+        """The best after some steps of each, one after the other, as one small program does for all.
+
+        Where there are several optima, after as many as it takes: those that end highest may begin lowest.
+        """
         best, best_elbo = candidates[0], -np.inf
         for candidate in candidates:
             fits, _ = self._run(self._begun([candidate]), self._course.first_steps)
+            if several and np.isfinite(float(fits.best.elbo[0])):
+                fits = self._plateau(fits, self._course.look_steps)
             elbo = float(fits.best.elbo[0])
             if elbo > best_elbo:
                 loc, scale = np.asarray(fits.best.loc[0], float), np.asarray(fits.best.scale[0], float)
