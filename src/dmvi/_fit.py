@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,42 @@ LOOKS = 16  # chunks of a full-length training
 COOLDOWN_LOOKS = 10
 
 
+@dataclass(frozen=True)
+class Thousands:
+    """The default training where there are thousands of coordinates.
+
+    The base there is a Gaussian of sparse precision or of low rank. What is left to gain is a few nats of
+    thousands, most of it by the first hundreds of steps, and a step costs in proportion to the dimension. So
+    all steps together cost about the same in any dimension: counted, not timed, as the same seed gives the
+    same result.
+
+    Attributes:
+        above: dimensions.
+        particles: of a step.
+        coordinates: steps times dimension.
+        fewest: steps in any dimension, as the rate takes a hundred to rise.
+        chunk: steps from which a chunk's own draws tell its ELBO; fresh ones would cost as much as training.
+    """
+
+    above: int = 2000
+    particles: int = 16
+    coordinates: int = 2_400_000
+    fewest: int = 120
+    chunk: int = 120
+
+    def steps(self, dim: int) -> int:
+        """Steps at most in so many dimensions."""
+        return max(self.coordinates // dim, self.fewest)
+
+
+def default_counts(dim: int) -> tuple[int, int]:
+    """Steps and particles where the user names none."""
+    if dim > Thousands().above:
+        return Thousands().steps(dim), Thousands().particles
+    steps = STEPS if dim <= SEVERAL_COORDINATES else STEPS_OF_MANY_COORDINATES
+    return steps, PARTICLES if dim <= FEW_COORDINATES else PARTICLES_OF_MANY_COORDINATES
+
+
 def fit(
     model: Any = None,
     data: Mapping[str, Any] | str | Path | None = None,
@@ -99,9 +136,10 @@ def fit(
 
     Other Args:
         steps: most optimiser steps of a training, which stops earlier at a plateau; a guide that grows is
-            trained twice. By default 3600, and 2400 above 128 dimensions.
-        particles: draws per step of the first training; by default 32, and 48 above 64 dimensions
-            on one device.
+            trained twice. By default 3600, and 2400 above 128 dimensions; above 2,000 fewer, the more
+            coordinates there are: 600 for 4,000, 240 for 10,000.
+        particles: draws per step of the first training; by default 32, and on one device 48 above 64
+            dimensions and 16 above 2,000.
         optimizer: Optax transformation; by default Adam with clipped gradients. Its updates are warmed
             up at the start and annealed to zero at the end.
         objective: what to minimise; by default `dmvi.objectives.CoveringELBO()`, and
@@ -137,17 +175,17 @@ def fit(
     team = Team.of(devices)
     target = _target(model, data, args, init, batch_size, team)
     recipe = first_choice(target.dim) if guide == "auto" else recipe
-    if steps is None:
-        steps = STEPS if target.dim <= SEVERAL_COORDINATES else STEPS_OF_MANY_COORDINATES
-    if particles is None and devices is None and target.dim > FEW_COORDINATES:
-        count = PARTICLES_OF_MANY_COORDINATES
+    usual_steps, usual_particles = default_counts(target.dim)
+    steps = usual_steps if steps is None else steps
+    if particles is None and devices is None:
+        count = usual_particles
     record = settings_record(model, recipe, steps, count, optimizer, objective, time_limit)
     record |= {} if batch_size is None else {"batch_size": batch_size}
     if target.batch_rows is not None:
         record |= {"control_variates": bool(control_variates), "batch_rows": list(target.batch_rows)}
     recipe = recipe.seeing(visible_density(target))
     keys = fit_keys(int(seed))
-    settings = training_settings(recipe, int(steps), int(count), optimizer, objective)
+    settings = training_settings(recipe, int(steps), int(count), optimizer, objective, target.dim)
     settings = dataclasses.replace(settings, mesh=devices)
     _check_recipe(recipe, settings.objective, target.dim)
     if settings.objective.caution is not None:
@@ -251,15 +289,20 @@ def training_settings(
     particles: int,
     optimizer: optax.GradientTransformation | None,
     objective: Objective | None,
+    dim: int = 0,
 ) -> Settings:
     """How to train, with defaults where the user has no wishes."""
     chunk = max(1, steps // LOOKS)
+    cooldown_steps = min(COOLDOWN_LOOKS * chunk, steps)
+    if dim > Thousands().above:
+        chunk = max(1, min(max(chunk, Thousands().chunk), steps // 2))
+        cooldown_steps = max(1, steps // 2)
     return Settings(
         objective=objective or OBJECTIVES.get(recipe.name, CoveringELBO()),
         optimizer=optimizer or default_optimizer(recipe.pace * LEARNING_RATE),
         particles=particles,
         chunk=chunk,
-        cooldown_steps=min(COOLDOWN_LOOKS * chunk, steps),
+        cooldown_steps=cooldown_steps,
     )
 
 

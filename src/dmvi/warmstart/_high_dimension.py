@@ -58,7 +58,7 @@ def high_dimensional_start(
     """
     progress.note("warm start")
     probe_key, judge_key = children(jr.fold_in(key, 1), 2)
-    # Where the Hessian is sparse a far better Gaussian goes on from there: it need not be the best mean field.
+    # Where the Hessian is sparse a far better Gaussian goes on from there, so it need not be the best.
     field = warm_start(
         target, full=False, roughly=True, key=key, progress=progress, clock=clock, interrupt=interrupt
     )
