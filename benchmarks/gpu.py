@@ -23,9 +23,9 @@ from benchmarks.clock import timed
 from benchmarks.machine import describe_machine
 from benchmarks.step import kind_of, profile
 from benchmarks.targets import TARGETS
+from dmvi._choice import CHOICE
 from dmvi._compile import quick_options
 from dmvi._fit import STEPS, training_settings
-from dmvi._grow import Choice
 from dmvi.guides import anchored
 from dmvi.targets import as_target
 from dmvi.training import Settings, Trained, as_mesh, initial_state, run_chunk
@@ -66,7 +66,7 @@ def step_program(name: str, particles: int, chunk: int, devices: int | None = No
     lab = TARGETS[name]()
     target = as_target(lab.log_density, init=jnp.zeros(lab.dim))
     affine = anchored(jnp.zeros(lab.dim), jnp.eye(lab.dim), full=True)
-    recipe = Choice().guide(lab.dim)
+    recipe = CHOICE.guide(lab.dim)
     trained = Trained(recipe.build(affine, key=jr.key(0)), target.params)
     whole = training_settings(recipe, STEPS, particles, None, None)
     mesh = as_mesh(devices, particles, None)
@@ -117,7 +117,7 @@ def draws(particles: list[int], name: str) -> None:
     """Prints draws per second without and with their density."""
     lab = TARGETS[name]()
     affine = anchored(jnp.zeros(lab.dim), jnp.eye(lab.dim), full=True)
-    guide = Choice().guide(lab.dim).build(affine, key=jr.key(0))
+    guide = CHOICE.guide(lab.dim).build(affine, key=jr.key(0))
     print(f"\n{name}\n\n| draws at a time | draws per second | with density |\n|---|---|---|")
     for count in particles:
         keys = jr.split(jr.key(0), count)

@@ -22,9 +22,9 @@ import jax.random as jr
 
 from benchmarks.machine import describe_machine
 from benchmarks.targets import TARGETS
+from dmvi._choice import CHOICE
 from dmvi._compile import quick_options
 from dmvi._fit import PARTICLES, STEPS, training_settings
-from dmvi._grow import Choice
 from dmvi.guides import anchored
 from dmvi.targets import as_target
 from dmvi.training import Trained, initial_state, run_chunk
@@ -48,8 +48,8 @@ def chunk_program(target_name: str, particles: int):
     lab = TARGETS[target_name]()
     target = as_target(lab.log_density, args=(), data=None, init=jnp.zeros(lab.dim))
     affine = anchored(jnp.zeros(lab.dim), jnp.eye(lab.dim), full=True)
-    trained = Trained(Choice().guide(lab.dim).build(affine, key=jr.key(0)), target.params)
-    settings = training_settings(Choice().guide(lab.dim), STEPS, particles, None, None)
+    trained = Trained(CHOICE.guide(lab.dim).build(affine, key=jr.key(0)), target.params)
+    settings = training_settings(CHOICE.guide(lab.dim), STEPS, particles, None, None)
     state = initial_state(trained, settings)
     program = jax.jit(
         lambda key: run_chunk(state, trained, target, settings, key), compiler_options=quick_options()

@@ -15,6 +15,8 @@ import pytest
 
 import dmvi
 from dmvi import MLP, ChainGuide, DiffusionGuide, InputError, Projected, Status
+from dmvi._choice import CHOICE
+from dmvi._fit import training_settings
 from dmvi.guides import Chain, Diffusion, LowRankAffine
 
 Y = np.random.default_rng(0).normal(1.0, 1.0, size=20)
@@ -247,3 +249,25 @@ def test_whole_numbers_of_numpy_are_numbers(monkeypatch):
     monkeypatch.setattr("dmvi._start.warm_start", reached)
     with pytest.raises(Reached):
         fit(banana, init=jnp.zeros(2), seed=np.int64(3), steps=np.int32(50), particles=np.int64(8))
+
+
+def test_defaults_are_counted_by_the_dimension():
+    """Up to 2,000 dimensions as ever; above, steps times dimension stay about the same."""
+    assert [(CHOICE.most_steps(dim), CHOICE.draws(dim)) for dim in (64, 65, 200, 201, 2000)] == [
+        (3600, 32), (3600, 64), (3600, 64), (2400, 48), (2400, 48),
+    ]  # fmt: skip
+    for dim in (2001, 5000, 10_000, 15_000):
+        assert CHOICE.draws(dim) == 16
+        assert 0.9 < CHOICE.most_steps(dim) * dim / 2_400_000 <= 1
+    assert CHOICE.most_steps(1_000_000) == 120
+
+
+@pytest.mark.parametrize("dim", [2001, 10_000, 1_000_000])
+@pytest.mark.parametrize("steps", [1, 50, None])
+def test_training_in_many_dimensions_does_not_begin_with_its_end(dim, steps):
+    """The rate falls over the last half at most, so that a chunk fits in before."""
+    steps = CHOICE.most_steps(dim) if steps is None else steps
+    settings = training_settings(DiffusionGuide(), steps, CHOICE.draws(dim), None, None, dim)
+    assert settings.chunk >= 1
+    assert settings.cooldown_steps >= 1
+    assert settings.chunk + settings.cooldown_steps <= max(steps, 2)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dmvi
+import dmvi._choice
 import dmvi._grow
 import dmvi._train
 from dmvi._checkpoint import Checkpoint
@@ -41,7 +42,7 @@ def _impatient(monkeypatch):
 @pytest.fixture(scope="module")
 def small():
     """The first of the two trainings alone."""
-    return fitted(guide=dmvi._grow.Choice().guide(DIM))
+    return fitted(guide=dmvi._choice.CHOICE.guide(DIM))
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +232,7 @@ def test_an_interruption_of_a_grown_guide_of_all_labellings_is_gone_on_from(tmp_
 @pytest.mark.usefixtures("_impatient")
 def test_a_checkpoint_of_auto_is_not_one_of_a_named_guide(whole):
     with pytest.raises(dmvi.InputError, match="grows was True, and is False"):
-        fitted(checkpoint=whole[1][-1], guide=dmvi._grow.Choice().guide(DIM))
+        fitted(checkpoint=whole[1][-1], guide=dmvi._choice.CHOICE.guide(DIM))
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -1,7 +1,6 @@
-"""What "auto" chooses: the first training is a pilot; a guide that it shows too small grows and goes on."""
+"""The first training is a pilot; a guide that it shows too small grows and goes on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,12 +9,12 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from dmvi._choice import CHOICE
 from dmvi._clock import Clock
 from dmvi._random import children
 from dmvi._run import Status
 from dmvi._start import Start
-from dmvi.diffusion import Projected, SparseBends, Stacked, Triangular
-from dmvi.guides import DiffusionGuide, Guide, GuideRecipe, LowRankAffine, Mixture, SparseAffine, mixture
+from dmvi.guides import Guide, GuideRecipe, LowRankAffine, Mixture, SparseAffine, mixture
 from dmvi.targets import Target
 from dmvi.training import Outcome, Progress
 from dmvi.warmstart import overlapping_modes
@@ -32,55 +31,6 @@ SHARED = 0.3  # factor of the learning rate where many Gaussians share the draws
 def more_particles(particles: int) -> int:
     """Those of the second training: a multiple, so that devices still divide it."""
     return particles * max(1, min(MORE_PARTICLES, ENOUGH_PARTICLES // particles))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What "auto" begins with, and how long a fit trains by default.
-
-    Attributes:
-        few: dimensions up to which a triangular step costs next to nothing.
-        projected: projected steps above `few`.
-        bends: steps of sparse bends after them.
-        bends_of_many: the same above `several`; there a step would cost more than the model.
-        several: dimensions from which the Gaussian leaves less to gain, and each step takes longer.
-        steps: of a training, at most, up to `several` dimensions.
-        steps_of_many: the same above.
-        particles_few: dimensions up to which `particles` draws a step are enough.
-        particles: draws of a step; what noise costs is in proportion to the weights, which are few here.
-        particles_of_several: the same above, up to `several`.
-        particles_of_many: the same above `several`.
-    """
-
-    few: int = 20
-    projected: int = 4
-    bends: int = 2
-    bends_of_many: int = 1
-    several: int = 200
-    steps: int = 3600
-    steps_of_many: int = 2400
-    particles_few: int = 64
-    particles: int = 32
-    particles_of_several: int = 64
-    particles_of_many: int = 48
-
-    def guide(self, dim: int) -> DiffusionGuide:
-        """The guide in so many dimensions."""
-        if dim <= self.few:
-            return DiffusionGuide(network=Stacked(Projected(), Triangular(), late_steps=1))
-        late = self.bends if dim <= self.several else self.bends_of_many
-        network = Stacked(Projected(), SparseBends(), late_steps=late)
-        return DiffusionGuide(steps=self.projected + late, network=network)
-
-    def most_steps(self, dim: int) -> int:
-        """Steps of a training in so many dimensions."""
-        return self.steps if dim <= self.several else self.steps_of_many
-
-    def draws(self, dim: int) -> int:
-        """Draws of a step in so many dimensions."""
-        if dim <= self.particles_few:
-            return self.particles
-        return self.particles_of_several if dim <= self.several else self.particles_of_many
 
 
 class Pilot(NamedTuple):
@@ -234,7 +184,7 @@ def _has_weights(target: Target) -> bool:
 def chosen(start: Start, pilot: Pilot | None) -> str:
     """One line on what "auto" has chosen and why."""
     guide, dim = start.guide, start.guide.dim
-    network = "projected and triangular" if dim <= Choice().few else "projected and sparsely bent"
+    network = "projected and triangular" if dim <= CHOICE.few else "projected and sparsely bent"
     if isinstance(guide, Mixture):
         modes = guide.log_weights.value.shape[0]
         why = "searches ended in several modes"

@@ -51,7 +51,8 @@ def resume(
     _check(posterior, steps, optimizer, objective)
     run = posterior.run
     particles = max(1, round(_setting(run, "particles", PARTICLES)))
-    settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective)
+    dim = posterior.target.dim
+    settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective, dim)
     settings = settings.paced(_setting(run, "pace", 1.0))
     train_key = fit_keys(run.seed)[2]
     trained = Trained(posterior.guide, posterior.target.params)

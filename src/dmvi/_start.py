@@ -156,6 +156,8 @@ def _warm(
 
 def with_control_variates(target: Target, affine: AnyAffine) -> Target:
     """The target with batches of its own corrected at the place of the warm start, where that helps."""
+    if not target.subsampled:
+        return target
     start = affine.untrained()
     noise = np.random.default_rng(0).standard_normal((CONTROL_VARIATES.draws, target.dim))
     draws = jax.vmap(start)(jnp.asarray(noise, jnp.result_type(float)))

@@ -186,3 +186,12 @@ def test_diagnostics_within_a_limit_leave_out_what_there_is_no_time_for():
     assert np.isnan(found.rounding)
     assert posterior.verdict.name == "DO_NOT_TRUST"
     assert Diagnostics.from_dict(json.loads(json.dumps(found.to_dict()))).draws == 25
+
+
+def test_draws_are_fewer_where_each_is_wide():
+    """All of them up to 2,000 dimensions; above, 80 million numbers, and 1,000 draws at least."""
+    assert CARE.draws(2000, 0.0) > MORE_DRAWS
+    assert CARE.draws(4000, 0.0) == DRAWS
+    assert CARE.draws(20_000, 0.0) == 4000
+    assert CARE.draws(10**6, 0.0) == 1000
+    assert CARE.draws(20_000, 0.2) == 1500  # five minutes

@@ -29,7 +29,7 @@ from dmvi.training import (
     _loop,
     default_optimizer,
 )
-from dmvi.training._look import LOST, Look, look_back
+from dmvi.training._look import IN_MANY_DIMENSIONS, LOOK_DRAWS, LOST, Look, look_back
 from tests.guides.registry import DIM, base, exact_gaussian, target, untrained
 
 CHUNK, COOLDOWN = 20, 60
@@ -294,3 +294,9 @@ def test_an_exact_start_stays_exact(monkeypatch):
     assert done.steps >= 100
     assert done.skipped == 0
     np.testing.assert_allclose(scale, expected, atol=1e-12)
+
+
+def test_looks_at_wide_draws_take_fewer():
+    """4 million numbers a look above 2,000 dimensions, and 250 draws at least."""
+    drawn = [IN_MANY_DIMENSIONS.draws(dim) for dim in (3, 2000, 4000, 10**6)]
+    assert drawn == [LOOK_DRAWS, LOOK_DRAWS, 1000, 250]

@@ -6,7 +6,6 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from dmvi.guides import SparseAffine
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Silent
 from dmvi.warmstart._sparse_precision import SparseSteps, sparse_gaussian
@@ -44,10 +43,12 @@ def gaussian() -> tuple[Target, np.ndarray, np.ndarray]:
 def test_a_gaussian_is_found_exactly():
     target, loc, precision = gaussian()
     start = (loc + 1.0, np.full(DIM, 0.3))
-    affine = sparse_gaussian(
+    found = sparse_gaussian(
         target, start, key=jr.key(0), seconds_left=lambda: 1e9, progress=Silent(), settings=SHORT
     )
-    assert isinstance(affine, SparseAffine)
+    assert found is not None
+    affine, log_evidence = found.affine, 0.5 * (DIM * np.log(2 * np.pi) - np.linalg.slogdet(precision)[1])
+    np.testing.assert_allclose(found.elbo, log_evidence, atol=1e-2)
     s = np.asarray(jax.jit(jax.vmap(lambda z: affine.anchor_scale.value(z)))(jnp.eye(DIM))).T
     np.testing.assert_allclose(s.T @ precision @ s, np.eye(DIM), atol=1e-3)
     np.testing.assert_allclose(affine.anchor.value, loc, atol=1e-3)

@@ -33,12 +33,17 @@ class DriverSettings:
         levels: coordinates at the first level, at the first two, and so on; the others are at the last.
             Hierarchies have few scales, and every level costs a substitution.
         block: columns of D held at a time.
+        every_row: dimensions up to which the strength of a coordinate is summed over all others.
+        rows: taken at random, over which it is summed beyond: all would cost the square of the dimension, and
+            what drives many others shows in some of them.
     """
 
     errors: float = 3.0
     winsor: float = 4.0
     levels: tuple[int, ...] = (2, 6, 14, 30, 62)
     block: int = 512
+    every_row: int = 2048
+    rows: int = 512
 
     def up_to(self, drivers: int) -> "DriverSettings":
         """With so many drivers at most."""
@@ -142,7 +147,7 @@ class Links:
         limit = (settings.winsor * sd)[None]
         self.r = jnp.clip(r, -limit, limit)
         self.noise = settings.errors * sd / jnp.sqrt(self.count)
-        self.block = settings.block
+        self.settings = settings
 
     def between(
         self, rows: Int[Array, " rows"], columns: Int[Array, " columns"]
@@ -156,14 +161,21 @@ class Links:
         return jnp.where(kept, links, 0.0)
 
     def strengths(self) -> Float[Array, " dim"]:
-        """sum_i D_ij^2, over blocks of columns."""
+        """sum_i D_ij^2, over blocks of columns; in many dimensions over some of the rows."""
         dim = self.u.shape[1]
-        blocks = -(-dim // self.block)
+        blocks = -(-dim // self.settings.block)
         size = -(-dim // blocks)
         columns = jnp.asarray(np.minimum(np.arange(blocks * size), dim - 1).reshape(blocks, size))
-        everyone = jnp.arange(dim)
-        sums = jax.lax.map(lambda block: jnp.sum(self.between(everyone, block) ** 2, axis=0), columns)
+        rows = self._rows(dim)
+        sums = jax.lax.map(lambda block: jnp.sum(self.between(rows, block) ** 2, axis=0), columns)
         return sums.reshape(-1)[:dim]
+
+    def _rows(self, dim: int) -> Int[Array, " rows"]:
+        """The coordinates that are looked at to see what drives them."""
+        if dim <= self.settings.every_row:
+            return jnp.arange(dim)
+        chosen = np.random.default_rng(0).choice(dim, self.settings.rows, replace=False)
+        return jnp.asarray(np.sort(chosen))
 
 
 def _levels(strongest: Int[Array, " drivers"], dim: int, settings: DriverSettings) -> Int[Array, " dim"]:

@@ -41,6 +41,9 @@ class Care:
     Attributes:
         patience: seconds of weighing without a time limit, beyond which there are fewer draws.
         fewest: draws that are weighed nevertheless.
+        many: dimensions above which there are fewer draws, without a look at the clock: a draw takes time in
+            proportion to its dimension.
+        coordinates: of all draws together there.
         weighing: share of the time left that goes to the weights; the rest is for what is found out beside
             them, and for compiling that.
         beside: share of the time then left that each of those may take, or it is left out.
@@ -49,9 +52,18 @@ class Care:
 
     patience: float = 300.0
     fewest: int = 1000
+    many: int = 2000
+    coordinates: int = 80_000_000
     weighing: float = 0.6
     beside: float = 0.4
     fewest_tried: int = 25
+
+    def draws(self, dim: int, seconds: float) -> float:
+        """How many may be weighed of so many coordinates, where one takes so many seconds."""
+        affordable = self.patience / max(seconds, 1e-9)
+        if dim > self.many:
+            affordable = min(affordable, self.coordinates // dim)
+        return max(self.fewest, affordable)
 
 
 CARE = Care()
@@ -207,7 +219,7 @@ def weigh_enough(
 ) -> Weighed:
     """The weighed draws of the diagnostics: DRAWS, or MORE_DRAWS where k-hat is too near 0.7 to tell.
 
-    Where a draw takes long there are fewer.
+    Where a draw takes long or has thousands of coordinates there are fewer.
 
     Args:
         draws: the guide's.
@@ -215,8 +227,8 @@ def weigh_enough(
         kept: how many xi are kept.
         goes_on: asked between programs whether there is time for another.
     """
-    affordable = CARE.patience / max(draws.draw_seconds, 1e-9)
-    weighed = draws.weigh(key, int(min(DRAWS, max(CARE.fewest, affordable))), kept, goes_on=goes_on)
+    affordable = CARE.draws(draws.dim, draws.draw_seconds)
+    weighed = draws.weigh(key, int(min(DRAWS, affordable)), kept, goes_on=goes_on)
     low, high = _DOUBTFUL
     whole = len(weighed.log_q) == DRAWS and affordable >= MORE_DRAWS
     if not draws.streamed and whole and low < smooth(weighed.log_w)[1] < high:

@@ -56,6 +56,11 @@ class Draws:
         return self._guide.exact
 
     @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        return self._target.dim
+
+    @property
     def streamed(self) -> bool:
         """Whether weighing draws takes a pass over rows in files."""
         return self._target.stream is not None

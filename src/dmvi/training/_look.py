@@ -49,6 +49,30 @@ class LooksOnAllRows:
 ON_ALL_ROWS = LooksOnAllRows()
 
 
+@dataclass(frozen=True)
+class LooksInManyDimensions:
+    """Looks at fresh draws where each has thousands of coordinates, and takes time in proportion.
+
+    Attributes:
+        above: dimensions.
+        coordinates: of all draws of a look together.
+        fewest: draws all the same.
+    """
+
+    above: int = 2000
+    coordinates: int = 4_000_000
+    fewest: int = 250
+
+    def draws(self, dim: int) -> int:
+        """How many in so many dimensions."""
+        if dim <= self.above:
+            return LOOK_DRAWS
+        return int(np.clip(self.coordinates // dim, self.fewest, LOOK_DRAWS))
+
+
+IN_MANY_DIMENSIONS = LooksInManyDimensions()
+
+
 class Look(NamedTuple):
     """An estimate of the ELBO, its standard error, and log Z - ELBO as far as the same draws show it.
 
@@ -112,7 +136,7 @@ def look_at(
 
 
 def look_draws(target: Target, settings: LooksOnAllRows = ON_ALL_ROWS) -> int:
-    """Fresh draws of a look: LOOK_DRAWS, or fewer where all rows are many and training sees batches."""
+    """Fresh draws of a look: LOOK_DRAWS, or fewer where rows in batches are many or draws are wide."""
     if not target.subsampled:
-        return LOOK_DRAWS
+        return IN_MANY_DIMENSIONS.draws(target.dim)
     return int(np.clip(settings.work // max(target.terms or 1, 1), settings.fewest, LOOK_DRAWS))

@@ -52,7 +52,7 @@ class Candidates(NamedTuple):
     fields: list[Candidate]
     full: list[Candidate]
     modes: list[Mode]
-    more: list[Candidate] = []
+    more: tuple[Candidate, ...] = ()
 
 
 def find_candidates(
@@ -97,7 +97,7 @@ def find_candidates(
     for mode in (best + best[:1] * MODES)[:MODES]:
         full.append(Candidate("laplace", mode.loc, scale_from_precision(mode.precision, full=True)))
     more = [Candidate("gaussian-vi", start, np.full(target.dim, NARROW)) for start in starts[1:]]
-    return Candidates(fields, full, modes, more[: effort.fields])
+    return Candidates(fields, full, modes, tuple(more[: effort.fields]))
 
 
 def _on_the_way(surface: Surface, start: np.ndarray) -> list[Candidate]:

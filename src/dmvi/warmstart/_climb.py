@@ -39,7 +39,7 @@ class ClimbSettings:
         agreement: nats for each dimension within which the ELBOs of mean fields agree. Where they do not,
             there are several optima, and that of the best mean field need not be that of the best Gaussian.
         field_steps: of a mean field between two looks at its ELBO.
-        field_tolerance: nats for each dimension, as `tolerance`, where a full covariance goes on from it.
+        field_tolerance: nats for each dimension, as `tolerance`, where a better Gaussian goes on from it.
         first_steps: of each full covariance before the best is chosen.
         look_steps: of full covariances between two looks at the ELBO.
         most_looks: at the ELBO.
@@ -103,6 +103,25 @@ class Climber:
         several = len(climbed) > self._course.finalists
         return self._to_the_end([self._best_start([*climbed, *candidates.full], several)])
 
+    def roughly(self, candidates: Candidates) -> Reached:
+        """The best mean field, taken near its plateau, for what goes on from there.
+
+        All take their first steps side by side, and the finalists the rest.
+        """
+        narrow = [c._replace(scale=_diagonal(c.scale)) for c in candidates.full]
+        starts, course = [*candidates.fields, *narrow], self._course
+        fits, _ = self._run(self._begun(starts), course.field_steps)
+        elbos = np.nan_to_num(np.asarray(fits.best.elbo, float), nan=-np.inf)
+        first = np.argsort(-elbos, kind="stable")[: course.finalists]
+        fits = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[first]), fits)
+        near = course.field_tolerance * self._target.dim
+        fits = self._plateau(fits, course.field_steps, tolerance=near)
+        return self._best([starts[i] for i in first], fits)
+
+    def finished(self, field: Reached) -> Reached:
+        """The mean field at its plateau, from near it."""
+        return self._to_the_end([Candidate(field.name, field.loc, field.scale)])
+
     def refined(self, frame: AnyAffine) -> Reached:
         """The mean field that is best in the coordinates of an affine map."""
         dim = self._target.dim
@@ -122,7 +141,7 @@ class Climber:
         usable = np.isfinite(found).all(axis=(1, 2)) & np.isfinite(np.asarray(fits.best.elbo))
         return np.where(usable[:, None, None], found, gaussians)
 
-    def _climbed_fields(self, fields: list[Candidate], more: list[Candidate]) -> list[Candidate]:
+    def _climbed_fields(self, fields: list[Candidate], more: tuple[Candidate, ...]) -> list[Candidate]:
         """Mean fields near their plateaus, best first: the best few where all agree, else all of them."""
         begun = [self._run(self._begun([field]), self._course.field_steps)[0] for field in fields]
         elbos = np.nan_to_num([float(fits.best.elbo[0]) for fits in begun], nan=-np.inf)
@@ -169,6 +188,10 @@ class Climber:
             rates = annealed_rates(self._course.annealed)
             fits, steps = self._run(fits, self._course.annealed, frame, rates)
             fits = self._settled(fits, steps)
+        return self._best(candidates, fits)
+
+    def _best(self, candidates: list[Candidate], fits: Fit) -> Reached:
+        """The best of the Gaussians that the candidates have become."""
         elbos = np.asarray(fits.best.elbo, float)
         winner = int(np.argmax(np.where(np.isfinite(elbos), elbos, -np.inf)))
         best = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[winner]), fits.best)

@@ -1,8 +1,8 @@
 """The Gaussian a guide starts from where a full covariance would be too much to hold.
 
-A mean field by natural gradients is refined. Where the Hessian of log pi is sparse, so is the precision of
-the best Gaussian (`_sparse_precision`). Where it is not, Laplace at a mode gives a scale of low rank, which
-is kept where its ELBO is better. No array is larger than dim x RANK:
+A mean field by natural gradients is the beginning. Where the Hessian of log pi is sparse, so is the precision
+of the best Gaussian (`_sparse_precision`). Where it is not, the mean field is refined, and Laplace at a mode
+gives a scale of low rank, which is kept where its ELBO is better. No array is larger than dim x RANK:
 
     H ~ D (I + Q (Lambda - I) Q^T) D,   S = D^-1 (I + Q (Lambda^-1/2 - I) Q^T),
 
@@ -22,10 +22,10 @@ from dmvi._clock import Clock
 from dmvi._compile import quick_options
 from dmvi._interrupt import Interrupt
 from dmvi._random import children, seed_of
-from dmvi.guides import Affine, AnyAffine, LowRank, low_rank_anchored
+from dmvi.guides import Affine, AnyAffine, LowRank, anchored, low_rank_anchored
 from dmvi.targets._target import Target
 from dmvi.training import Progress
-from dmvi.warmstart._climb import Climber
+from dmvi.warmstart._climb import Climber, Reached
 from dmvi.warmstart._effort import EffortSettings, device, effort_of
 from dmvi.warmstart._laplace import LARGEST_SD, Surface, climb
 from dmvi.warmstart._sparse_precision import sparse_gaussian
@@ -58,36 +58,60 @@ def high_dimensional_start(
     """
     progress.note("warm start")
     probe_key, judge_key = children(jr.fold_in(key, 1), 2)
-    field = warm_start(target, full=False, key=key, progress=progress, clock=clock, interrupt=interrupt)
-    assert isinstance(field.affine, Affine)
-    base = low_rank_anchored(field.affine.anchor.value, field.affine.anchor_scale.value, rank=RANK)
-    best = field._replace(affine=base)
-    if (clock is not None and clock.over) or (interrupt is not None and interrupt.asked):
-        return best
+    # Where the Hessian is sparse a far better Gaussian goes on from there, so it need not be the best.
+    field = warm_start(
+        target, full=False, roughly=True, key=key, progress=progress, clock=clock, interrupt=interrupt
+    )
     clock, interrupt = clock or Clock(), interrupt or Interrupt()
-    sparse = clock.within(clock.share(EffortSettings().refining))
-    loc, sd = field.affine.anchor.value, field.affine.anchor_scale.value
-    found: AnyAffine | None = sparse_gaussian(
+    if clock.over or interrupt.asked:
+        return _trained_at_low_rank(field)
+    refining, surface = EffortSettings().refining, Surface(target)
+    deadline = clock.within(clock.share(refining))
+    sparse = sparse_gaussian(
         target,
-        (np.asarray(loc, float), np.asarray(sd, float)),
+        _numbers(field),
         key=probe_key,
-        seconds_left=lambda: 0.0 if interrupt.asked else sparse.left,
+        seconds_left=lambda: 0.0 if interrupt.asked else deadline.left,
         progress=progress,
     )
-    surface, name = Surface(target), "sparse"
-    if found is None:
-        found, name = _laplace(target, surface, np.asarray(loc, float), probe_key), "laplace"
-    if found is None:
-        return best
-    climbing = clock.within(clock.share(EffortSettings().refining))
+    if sparse is not None and sparse.elbo > field.elbo:
+        gradients = field.gradients + sparse.gradients
+        return field._replace(affine=sparse.affine, name="sparse", elbo=sparse.elbo, gradients=gradients)
+    climbing = clock.within(clock.share(refining))
     effort = effort_of(surface, clock)
     climber = Climber(target, effort, judge_key, progress, lambda: interrupt.asked or climbing.over)
-    reached = climber.refined(found)
-    if reached.elbo > field.elbo:
-        trained = (device(reached.loc), device(np.log(np.abs(reached.scale))))
-        found = eqx.tree_at(lambda a: (a.loc, a.log_diagonal), found, trained)
-        best = best._replace(affine=found, name=name, elbo=reached.elbo)
+    field = _finished(field, climber)
+    best = _trained_at_low_rank(field)
+    laplace = _laplace(target, surface, _numbers(field)[0], probe_key)
+    if laplace is not None:
+        reached = climber.refined(laplace)
+        if reached.elbo > field.elbo:
+            trained = (device(reached.loc), device(np.log(np.abs(reached.scale))))
+            laplace = eqx.tree_at(lambda a: (a.loc, a.log_diagonal), laplace, trained)
+            best = best._replace(affine=laplace, name="laplace", elbo=reached.elbo)
     return best._replace(gradients=best.gradients + surface.gradients + climber.gradients)
+
+
+def _numbers(field: WarmStart) -> tuple[Float[np.ndarray, " dim"], Float[np.ndarray, " dim"]]:
+    """Location and sds of a mean field."""
+    assert isinstance(field.affine, Affine)
+    return np.asarray(field.affine.anchor.value, float), np.asarray(field.affine.anchor_scale.value, float)
+
+
+def _finished(field: WarmStart, climber: Climber) -> WarmStart:
+    """The mean field at its plateau."""
+    reached = climber.finished(Reached(field.name, *_numbers(field), field.params, field.elbo))
+    if not reached.elbo > field.elbo:
+        return field
+    affine = anchored(device(reached.loc), device(np.abs(reached.scale)), full=False)
+    return field._replace(affine=affine, elbo=reached.elbo)
+
+
+def _trained_at_low_rank(field: WarmStart) -> WarmStart:
+    """The mean field with a scale of low rank to be trained."""
+    assert isinstance(field.affine, Affine)
+    anchor = field.affine.anchor.value, field.affine.anchor_scale.value
+    return field._replace(affine=low_rank_anchored(*anchor, rank=RANK))
 
 
 def _laplace(

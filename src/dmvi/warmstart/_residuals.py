@@ -25,19 +25,25 @@ class ResidualSettings:
     Attributes:
         draws: an entry of a matrix of moments has an error of one in the root of these.
         draws_of_many: where there are more than `many` coordinates, whose drivers move hundreds of others.
+        draws_of_thousands: above `thousands`, where only drivers of very many are of use.
         draws_of_each: where many targets are looked at side by side.
         many: coordinates from which on fewer draws do.
+        thousands: coordinates from which on still fewer do.
         at_once: draws side by side, which bounds the memory.
     """
 
     draws: int = 8192
     draws_of_many: int = 4096
+    draws_of_thousands: int = 2048
     draws_of_each: int = 1024
     many: int = 600
+    thousands: int = 2000
     at_once: int = 64
 
     def of(self, dim: int) -> int:
         """Draws in so many dimensions."""
+        if dim > self.thousands:
+            return self.draws_of_thousands
         return self.draws if dim <= self.many else self.draws_of_many
 
 

@@ -71,7 +71,7 @@ class Draws(NamedTuple):
     """What one program's draws show."""
 
     xi: Float[Array, "draws dim"]
-    log_weights: Float[Array, " draws"]  # log pi - log q without q's determinant; NaN where not finite
+    log_weights: Float[Array, " draws"]  # log pi - log q; NaN where not finite
     slope: Float[Array, " dim"]  # sum over finite draws
 
 
@@ -82,6 +82,14 @@ class State(NamedTuple):
     entries: Float[np.ndarray, " entries"]
     amount: float
     root: Root
+
+
+class SparseGaussian(NamedTuple):
+    """A Gaussian, its ELBO, and how often the model's gradient was evaluated for it."""
+
+    affine: SparseAffine
+    elbo: float
+    gradients: int
 
 
 class Seen(NamedTuple):
@@ -101,7 +109,7 @@ def sparse_gaussian(
     seconds_left: Callable[[], float],
     progress: Progress,
     settings: SparseSteps = SPARSE_STEPS,
-) -> SparseAffine | None:
+) -> SparseGaussian | None:
     """The best Gaussian whose precision has the pattern of the Hessian; None where that is not sparse.
 
     Args:
@@ -134,7 +142,8 @@ def _draws(scale: SparseScale, loc: Array, target: Target, key: PRNGKeyArray, pa
     xi = loc + jax.vmap(scale)(z)
     value, slope = jax.vmap(jax.value_and_grad(target.log_density))(xi)
     finite = jnp.isfinite(value) & jnp.isfinite(slope).all(axis=1)
-    log_weights = jnp.where(finite, value + 0.5 * jnp.sum(z**2, axis=1), jnp.nan)
+    log_q = -0.5 * (jnp.sum(z**2, axis=1) + loc.shape[0] * np.log(2 * np.pi)) - scale.log_det()
+    log_weights = jnp.where(finite, value - log_q, jnp.nan)
     return Draws(xi, log_weights, jnp.sum(jnp.where(finite[:, None], slope, 0), axis=0))
 
 
@@ -153,10 +162,11 @@ class _Search:
         pattern = hessian.pattern
         self._elimination = Elimination(pattern.rows, pattern.columns, target.dim, pattern.dense)
         self._dtype = np.dtype(jnp.result_type(float))
+        self._gradients = 0
 
     def best(
         self, loc: np.ndarray, sd: np.ndarray, key: PRNGKeyArray, seconds_left: Callable[[], float]
-    ) -> SparseAffine | None:
+    ) -> SparseGaussian | None:
         """The Gaussian of the best ELBO on the way from N(loc, sd^2); None where its root is not sparse."""
         if self._elimination.fill > DISSECTION.fill:
             return None
@@ -193,7 +203,8 @@ class _Search:
                 if most < made.smallest:
                     break
         scale = self._scale(best)
-        return sparse_anchored(jnp.asarray(best.loc.astype(self._dtype)), scale)
+        affine = sparse_anchored(jnp.asarray(best.loc.astype(self._dtype)), scale)
+        return SparseGaussian(affine, best_seen.elbo, self._gradients)
 
     def _rooted(self, loc: np.ndarray, entries: np.ndarray, amount: float) -> State | None:
         root = self._elimination.root(entries)
@@ -228,6 +239,7 @@ class _Search:
         loc = jnp.asarray(state.loc.astype(self._dtype))
         pairs = made.draws // 2
         found = [_draws(scale, loc, self._target, k, pairs) for k in children(key, made.batches)]
+        self._gradients += made.batches * made.draws
         weights = np.concatenate([np.asarray(some.log_weights, float) for some in found])
         finite = np.isfinite(weights)
         slope = np.sum([np.asarray(some.slope, float) for some in found], axis=0) / max(finite.sum(), 1)
@@ -236,13 +248,13 @@ class _Search:
             return Seen(-np.inf, 0.0, slope, xi)
         pairs_of = weights.reshape(made.batches, 2, pairs).mean(axis=1)
         error = np.nanstd(pairs_of) / np.sqrt(np.isfinite(pairs_of).sum())
-        entropy = 0.5 * self._target.dim * np.log(2 * np.pi) + float(scale.log_det())
-        return Seen(float(weights[finite].mean()) + entropy, float(error), slope, xi)
+        return Seen(float(weights[finite].mean()), float(error), slope, xi)
 
     def _curvature(self, seen: Seen) -> np.ndarray | None:
         """The mean of -H over a few of the draws."""
         count = min(self._settings.hessians, len(seen.xi))
         if not count:
             return None
+        self._gradients += 2 * count * self._hessian.cost  # a product takes about two gradients
         entries = np.mean([self._hessian.entries(xi) for xi in seen.xi[:count]], axis=0)
         return entries if np.isfinite(entries).all() else None

@@ -49,6 +49,7 @@ def warm_start(
     key: PRNGKeyArray,
     progress: Progress,
     mixes: bool = False,
+    roughly: bool = False,
     clock: Clock | None = None,
     interrupt: Interrupt | None = None,
 ) -> WarmStart:
@@ -60,6 +61,7 @@ def warm_start(
         key: random key.
         progress: told of the stage.
         mixes: whether a mixture is of use, so that separate modes are looked for.
+        roughly: whether a mean field near its plateau is enough, as a better Gaussian goes on from it.
         clock: of the fit.
         interrupt: asked between programs whether to end with the best so far.
     """
@@ -75,7 +77,7 @@ def warm_start(
         )
     climbing = clock.within(clock.share(bounds.climbing))
     climber = Climber(target, effort, fit_key, progress, lambda: interrupt.asked or climbing.over)
-    reached = climber.best_of(found, full=full)
+    reached = climber.roughly(found) if roughly else climber.best_of(found, full=full)
     loc, scale = reached.loc, (triangle(reached.scale) if full else np.abs(reached.scale))
     affine = anchored(device(loc), device(scale), full=full)
     start = WarmStart(affine, reached.name, reached.params, elbo=reached.elbo)
