@@ -14,11 +14,14 @@ from dmvi._clock import Clock
 from dmvi._random import children
 from dmvi._run import Status
 from dmvi._start import Start
-from dmvi.guides import Guide, GuideRecipe, LowRankAffine, Mixture, SparseAffine, mixture
+from dmvi.guides import LARGEST_GROWN, Guide, GuideRecipe, LowRankAffine, Mixture, SparseAffine, mixture
 from dmvi.targets import Target
 from dmvi.training import Outcome, Progress
 from dmvi.warmstart import overlapping_modes
 
+GAP_OF_MANY = 0.5  # the same where a guide has too many coordinates to grow: weights of less can be mended
+LARGEST_GAP = 5.0  # nats; what leaves more there is not mended by more of the same
+MANY = 500  # coordinates up to which a second training of the same guide takes no minutes
 GAP = 0.1  # nats between log evidence and ELBO, after training, from which the guide is too small
 GAP_OF_LABELLINGS = 0.03  # the same where labels may change places, and modes that overlap are to be expected
 FEWEST_STEPS = 1000  # after fewer a gap says more of training than of the guide
@@ -111,9 +114,10 @@ def grown(
     key: PRNGKeyArray,
     progress: Progress,
 ) -> Grown | None:
-    """A larger guide where the first training left a gap; None where that is small or the guide cannot grow.
+    """A larger guide where the first training left a gap; None where that is small or nothing would help.
 
-    Where the warm start's searches ended in several modes it may be a guide on each of many Gaussians.
+    A guide of too many coordinates to grow is trained on as it is, with more particles. Where the warm
+    start's searches ended in several modes it may be a guide on each of many Gaussians.
 
     Args:
         recipe: of the first guide.
@@ -141,8 +145,9 @@ def grown(
             return several
     larger = larger_guide(recipe, guide, jr.fold_in(key, 1))
     if larger is None:
-        return None
-    return Grown(larger[0], start._replace(guide=larger[1]), Pilot.of(outcome))
+        again = GAP_OF_MANY < outcome.gap < LARGEST_GAP and guide.dim <= MANY
+        larger = (recipe, guide) if again and not isinstance(guide, Mixture) else None
+    return larger and Grown(larger[0], start._replace(guide=larger[1]), Pilot.of(outcome))
 
 
 def larger_guide(recipe: GuideRecipe, guide: Guide, key: PRNGKeyArray) -> tuple[GuideRecipe, Guide] | None:
@@ -205,4 +210,5 @@ def chosen(start: Start, pilot: Pilot | None) -> str:
         text += " and rows in batches"
     if pilot is None:
         return text
-    return f"{text}; grown by triangular steps and particles, as {pilot.gap:.2g} nats were left"
+    how = "grown by triangular steps and" if dim <= LARGEST_GROWN else "trained on with more"
+    return f"{text}; {how} particles, as {pilot.gap:.2g} nats were left"

@@ -4,6 +4,7 @@ from dmvi.guides._affine import Affine as Affine
 from dmvi.guides._affine import anchored as anchored
 from dmvi.guides._chain import Chain as Chain
 from dmvi.guides._chain import ChainGuide as ChainGuide
+from dmvi.guides._diffusion import LARGEST_GROWN as LARGEST_GROWN
 from dmvi.guides._diffusion import Diffusion as Diffusion
 from dmvi.guides._diffusion import DiffusionGuide as DiffusionGuide
 from dmvi.guides._flow import FlowGuide as FlowGuide
