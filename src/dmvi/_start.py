@@ -40,7 +40,8 @@ from dmvi.warmstart import (
 
 STARTED = "training starts"
 CHECKED = 64  # draws of the start that are weighed on all rows
-TRAINED_PAIRS = 64  # dimensions up to which a full triangle of the base is trained
+AS_THEY_STAND = 64  # dimensions up to which coordinates are whitened in their own order
+TRAINED_PAIRS = 600  # dimensions up to which a full triangle of the base is trained
 NOTHING_TO_GAIN = 0.005  # nats between log evidence and ELBO below which training is left out
 
 
@@ -108,13 +109,13 @@ def _with_drivers(guide: Guide, target: Target, key: PRNGKeyArray, line: Progres
 
 
 def _kept_local(recipe: GuideRecipe, affine: AnyAffine) -> AnyAffine:
-    """Coordinates that keep what is local local, where there are too many to train each pair of them.
+    """Coordinates that keep what is local local, where there are many.
 
     A guide that is its Gaussian and nothing else trains all of it.
     """
-    if isinstance(recipe, GaussianGuide) or affine.dim <= TRAINED_PAIRS or not isinstance(affine, Affine):
+    if isinstance(recipe, GaussianGuide) or affine.dim <= AS_THEY_STAND or not isinstance(affine, Affine):
         return affine
-    return whitened_locally(affine)
+    return whitened_locally(affine, full=affine.dim <= TRAINED_PAIRS)
 
 
 def _weighed(start: Start, key: PRNGKeyArray, line: Progress) -> Start:

@@ -1,5 +1,6 @@
 """The affine map against dense linear algebra."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -135,3 +136,17 @@ def test_dim_and_anchored():
     assert affine.dim == 3
     np.testing.assert_allclose(affine(jnp.ones(3)), [1.0, 3.0, 6.0])
     np.testing.assert_allclose(affine.log_det(), np.log(8.0))
+
+
+def test_pairs_are_trained_in_units_of_64_over_the_dimension():
+    """A step in every entry beside the diagonal moves a coordinate about as much in any dimension."""
+    dim = 128
+    lower = np.tril(np.random.default_rng(0).normal(size=(dim, dim)), -1)
+    affine = anchored(jnp.zeros(dim), jnp.eye(dim), full=True)
+    moved = eqx.tree_at(lambda a: a.lower, affine, jnp.asarray(lower))
+    matrix = np.eye(dim) + 0.5 * lower
+    u = jnp.asarray(np.random.default_rng(1).normal(size=dim))
+    np.testing.assert_allclose(moved(u), matrix @ u, rtol=1e-10)
+    np.testing.assert_allclose(moved.inverse(moved(u)), u, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(moved.whitened_score(u), np.linalg.solve(matrix.T, u), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(moved.rebased()(u), matrix @ u, rtol=1e-10)

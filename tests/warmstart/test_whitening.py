@@ -108,14 +108,15 @@ def test_an_ordered_scale_is_a_root_of_the_same_covariance():
     assert np.all(np.diagonal(ordered[order]) > 0)
 
 
-def test_whitened_locally_is_the_same_gaussian_with_a_diagonal_to_train():
+@pytest.mark.parametrize("full", [False, True])
+def test_whitened_locally_is_the_same_gaussian_with_a_diagonal_or_a_triangle_to_train(full):
     precision = precision_of(*tree(8, 6, 3), 0)
     scale = np.linalg.cholesky(np.linalg.inv(precision))
     loc = np.random.default_rng(0).normal(size=DIM)
     affine = anchored(jnp.asarray(loc), jnp.asarray(scale), full=True)
-    local = whitened_locally(affine)
+    local = whitened_locally(affine, full=full)
     assert isinstance(local, Affine)
-    assert local.lower is None
+    assert (local.lower is not None) == full
     assert local.order is not None
     new = np.asarray(local.anchor_scale.value)
     np.testing.assert_allclose(new @ new.T, scale @ scale.T, rtol=1e-9, atol=1e-11)
@@ -130,4 +131,4 @@ def test_whitened_locally_is_the_same_gaussian_with_a_diagonal_to_train():
 
 def test_a_diagonal_stays_as_it_is():
     affine = anchored(jnp.zeros(3), jnp.ones(3), full=False)
-    assert whitened_locally(affine) is affine
+    assert whitened_locally(affine, full=True) is affine

@@ -5,6 +5,9 @@ r"""Affine maps: whitened coordinates to the target's own.
 The anchor (a, S) comes from the warm start and stays fixed; b and the lower triangle L are trained.
 The optimiser therefore sees coordinates of unit scale from its first step, whatever the model's. S is a
 diagonal, a lower triangle, or a matrix that is one once its rows are taken in a given order.
+
+An optimiser such as Adam moves every entry of L by about its learning rate, and each coordinate is a sum over
+its row. So beyond FEW dimensions entries beside the diagonal are trained in units of FEW / d.
 """
 
 import equinox as eqx
@@ -15,6 +18,8 @@ from jaxtyping import Array, Float, Int
 from dmvi.diffusion import lower_inverse
 from dmvi.guides._guide import Frozen
 
+FEW = 64  # dimensions above which pairs are trained in smaller units
+
 
 class Affine(eqx.Module):
     """xi = a + S (b + L u) with a fixed anchor (a, S); L is diagonal when `lower` is None."""
@@ -23,7 +28,7 @@ class Affine(eqx.Module):
     anchor_scale: Frozen  # S, lower triangle (its rows in `order`) or diagonal
     loc: Float[Array, " dim"]
     log_diagonal: Float[Array, " dim"]
-    lower: Float[Array, "dim dim"] | None
+    lower: Float[Array, "dim dim"] | None  # L beside its diagonal, in units of FEW / d
     order: Int[Array, " dim"] | None = None  # S[order] is the lower triangle; None: as the coordinates stand
 
     @property
@@ -36,7 +41,7 @@ class Affine(eqx.Module):
     def whitened(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """w = b + L u, the part that is trained."""
         moved = self.loc + jnp.exp(self.log_diagonal) * u
-        return moved if self.lower is None else moved + u @ jnp.tril(self.lower, -1).T
+        return moved if self.lower is None else moved + u @ self._pairs().T
 
     def from_whitened(self, w: Float[Array, " dim"]) -> Float[Array, " dim"]:
         """a + S w, the part that is fixed."""
@@ -74,7 +79,12 @@ class Affine(eqx.Module):
 
     def _scale(self) -> Array:
         diagonal = jnp.exp(self.log_diagonal)
-        return diagonal if self.lower is None else jnp.diag(diagonal) + jnp.tril(self.lower, -1)
+        return diagonal if self.lower is None else jnp.diag(diagonal) + self._pairs()
+
+    def _pairs(self) -> Float[Array, "dim dim"]:
+        """L without its diagonal."""
+        assert self.lower is not None
+        return min(1.0, FEW / self.dim) * jnp.tril(self.lower, -1)
 
     def rebased(self) -> "Affine":
         """The same map with everything trained moved into the anchor (b = 0, L = I)."""

@@ -41,11 +41,16 @@ def ordered_scale(scale: Float[np.ndarray, "dim dim"], order: Int[np.ndarray, " 
     return ordered
 
 
-def whitened_locally(affine: Affine) -> Affine:
-    """The same Gaussian in coordinates that keep what is local local, of which a diagonal is trained."""
+def whitened_locally(affine: Affine, *, full: bool) -> Affine:
+    """The same Gaussian in coordinates that keep what is local local.
+
+    Args:
+        affine: the Gaussian.
+        full: train a lower triangle in these coordinates, or a diagonal.
+    """
     loc, scale = affine.anchor.value, np.asarray(affine.anchor_scale.value, float)
     if scale.ndim == 1:
         return affine
     order = shared_first(scale)
     ordered = ordered_scale(scale, order).astype(loc.dtype)
-    return anchored(loc, jnp.asarray(ordered), full=False, order=jnp.asarray(order))
+    return anchored(loc, jnp.asarray(ordered), full=full, order=jnp.asarray(order))
