@@ -1,6 +1,8 @@
 """The import arrows: data flows through the package once, left to right, and no stage reaches back."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -263,3 +265,20 @@ def write_package(source: Path, module: str, line: str) -> None:
     (source / "guides" / "_guide.py").write_text("class Guide: ...\n")
     (source / "guides" / "_diffusion.py").write_text("class DiffusionGuide: ...\n")
     (source / module).write_text(line + "\n")
+
+
+def test_what_only_some_calls_need_is_imported_by_them():
+    """`import dmvi` waits for none of the slow libraries that come with ArviZ, tables and figures."""
+    slow = [
+        "pandas",
+        "pyarrow",
+        "matplotlib",
+        "xarray",
+        "arviz_base",
+        "arviz_stats",
+        "scipy.stats",
+        "rich.live",
+    ]
+    code = f"import sys, dmvi; print([name for name in {slow} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import binom
+import scipy  # loads scipy.stats when it is used
 
 from dmvi.calibration._calibration import Calibration
 from dmvi.calibration._uniformity import counts_below, simultaneous_bands
@@ -57,7 +57,7 @@ def plot_ranks(calibration: Calibration) -> "Figure":
     edges = np.linspace(0, calibration.draws + 1, bins + 1)
     shares = np.diff(np.ceil(edges)) / (calibration.draws + 1)
     tail = 0.5 * (1 - calibration.level) / bins  # for all bins at once
-    low, high = binom.ppf(tail, count, shares), binom.isf(tail, count, shares)
+    low, high = scipy.stats.binom.ppf(tail, count, shares), scipy.stats.binom.isf(tail, count, shares)
     for ax, name in zip(axes, names, strict=True):
         out = _faulty(calibration, name)
         heights = np.histogram(calibration.ranks[name], np.ceil(edges))[0]

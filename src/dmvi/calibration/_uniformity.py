@@ -19,8 +19,8 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # loads scipy.stats when it is used
 from jaxtyping import Float, Int
-from scipy.stats import binom
 
 MOST_POINTS = 100  # at which F is looked at
 HALVINGS = 20
@@ -60,7 +60,7 @@ def uniformity(ranks: Int[np.ndarray, " count"], draws: int) -> float:
     """
     count, k = len(ranks), rank_points(len(ranks), draws)
     z, found = k / (draws + 1), counts_below(ranks, draws)
-    below, above = binom.cdf(found, count, z), binom.sf(found - 1, count, z)
+    below, above = scipy.stats.binom.cdf(found, count, z), scipy.stats.binom.sf(found - 1, count, z)
     gamma = 2 * float(np.min(np.minimum(below, above)))
     if gamma >= 1:
         return 1.0
@@ -91,10 +91,10 @@ def simultaneous_bands(count: int, draws: int, level: float = 0.95) -> Bands:
 
 def _pointwise(gamma: float, count: int, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Counts with a tail probability of more than gamma / 2 on either side."""
-    low = binom.ppf(gamma / 2, count, z).astype(int)
-    low = np.where(binom.cdf(low, count, z) <= gamma / 2, low + 1, low)
-    high = binom.isf(gamma / 2, count, z).astype(int)
-    high = np.where(binom.sf(high - 1, count, z) <= gamma / 2, high - 1, high)
+    low = scipy.stats.binom.ppf(gamma / 2, count, z).astype(int)
+    low = np.where(scipy.stats.binom.cdf(low, count, z) <= gamma / 2, low + 1, low)
+    high = scipy.stats.binom.isf(gamma / 2, count, z).astype(int)
+    high = np.where(scipy.stats.binom.sf(high - 1, count, z) <= gamma / 2, high - 1, high)
     return low, high
 
 
@@ -105,7 +105,7 @@ def _inside(low: np.ndarray, high: np.ndarray, count: int, z: np.ndarray) -> flo
         if most < least:
             return 0.0
         following = np.arange(least, most + 1)
-        step = binom.pmf(
+        step = scipy.stats.binom.pmf(
             following[None, :] - states[:, None], count - states[:, None], (at - before) / (1 - before)
         )
         states, probability, before = following, probability @ step, at

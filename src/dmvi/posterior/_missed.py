@@ -2,7 +2,7 @@
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import chi2
+from scipy.special import gammaincinv
 
 from dmvi.objectives import Weighed
 from dmvi.posterior._draws import Draws
@@ -34,7 +34,7 @@ def missed_share(
     if not np.isfinite(log_evidence):
         return 0.0
     worst, dim = 0.0, weighed.xi.shape[1]
-    radius = chi2.ppf(HELD, dim)
+    radius = 2 * gammaincinv(dim / 2, HELD)  # the quantile of chi-squared
     for number, mode in enumerate(np.asarray(visited, float)):
         loc, scale = mode[0], mode[1:]
         noise = np.random.default_rng(number).standard_normal((tried, dim))

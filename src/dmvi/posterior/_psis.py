@@ -1,7 +1,6 @@
 """Pareto-smoothed importance sampling."""
 
 import numpy as np
-from arviz_stats.base.array import array_stats
 from jaxtyping import Float
 from scipy.special import logsumexp
 
@@ -38,6 +37,8 @@ def smooth(log_w: Float[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], flo
     raw = log_w - total
     if np.sum(np.isfinite(log_w)) < _FEWEST:
         return raw, np.inf
+    from arviz_stats.base.array import array_stats  # brings pandas and xarray: slow to import
+
     tail = np.sort(log_w)[-int(3 * np.sqrt(log_w.size)) :]
     if tail[-1] - tail[0] < _NO_TAIL:
         return raw, 0.0

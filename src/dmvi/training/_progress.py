@@ -4,10 +4,10 @@ import abc
 import math
 import sys
 import time
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 class Progress(abc.ABC):
@@ -59,16 +59,19 @@ class Line(Progress):
     """One line on the terminal: step, smoothed ELBO, gap to the evidence, time left at the present speed."""
 
     def __init__(self):
+        from rich.console import Console  # takes a tenth of a second to import
+        from rich.live import Live
+
         # stderr keeps the line out of redirected results; without a terminal only the last line is printed.
         self._live = Live(console=Console(file=sys.stderr), refresh_per_second=8, transient=False)
         self._live.start()
         self._first: tuple[int, float] | None = None
 
     def note(self, text):
-        self._live.update(Text(f"dmvi  {text}"))
+        self._show(f"dmvi  {text}")
 
     def remark(self, text):
-        self._live.console.print(Text(f"dmvi  {text}"))
+        self._live.console.print(_plain(f"dmvi  {text}"))
 
     def update(self, step, total, elbo, gap):
         now = time.perf_counter()
@@ -79,10 +82,20 @@ class Line(Progress):
         if step > first_step:
             left = f"{(total - step) * (now - first_time) / (step - first_step):.0f} s"
         short = "" if math.isnan(gap) else f"  gap {gap:.3f}"
-        self._live.update(Text(f"dmvi  step {step}/{total}  ELBO {elbo:.3f}{short}  time left {left}"))
+        self._show(f"dmvi  step {step}/{total}  ELBO {elbo:.3f}{short}  time left {left}")
 
     def close(self):
         self._live.stop()
+
+    def _show(self, text: str) -> None:
+        self._live.update(_plain(text))
+
+
+def _plain(text: str) -> "Text":
+    """Text in which square brackets mean nothing."""
+    from rich.text import Text
+
+    return Text(text)
 
 
 def progress_for(show: bool) -> Progress:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
+import scipy  # loads scipy.optimize when it is used
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jaxtyping import Float
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
+import scipy  # loads scipy.optimize when it is used
 from jaxtyping import Array, PRNGKeyArray
 from scipy.special import logsumexp
 
