@@ -277,6 +277,46 @@ def test_more_particles_are_a_multiple(particles, more):
     assert dmvi._grow.more_particles(particles) == more
 
 
+def _grown(recipe, start, outcome, *, particles=32, seconds=1.0, clock=None):
+    """What a pilot of so many particles is followed by."""
+    clock, line = clock or Clock(), progress_for(False)
+    return dmvi._grow.grown(
+        recipe,
+        start,
+        outcome,
+        particles=particles,
+        seconds=seconds,
+        clock=clock,
+        key=jr.key(0),
+        progress=line,
+    )
+
+
+def test_too_many_coordinates_to_grow_are_trained_on_with_more_particles():
+    """The same guide, where it leaves a gap that more draws may close and there are more to be had."""
+
+    def after(gap, dim=100, particles=64):
+        recipe = dmvi._choice.CHOICE.guide(dim)
+        guide = recipe.build(anchored(jnp.zeros(dim), jnp.ones(dim), full=False), key=jr.key(0))
+        target = dmvi.Target.from_value_and_grad(lambda x: (-(x**2).sum(1) / 2, -x), dim=dim)
+        history, steps = np.array([-1.0]), np.array([3600])
+        found = dmvi.Status.STEP_LIMIT, 3600, 0, history, steps, gap, None
+        outcome = dmvi._grow.Outcome(guide, {}, *found)  # pyright: ignore[reportArgumentType]
+        start = dmvi._train.Start(guide, "laplace", target)
+        return recipe, guide, _grown(recipe, start, outcome, particles=particles)
+
+    recipe, guide, larger = after(1.0)
+    assert larger is not None
+    assert larger.recipe is recipe
+    assert larger.start.guide is guide
+    words = dmvi._grow.chosen(larger.start, larger.pilot)
+    assert words.endswith("trained on with more particles, as 1 nats were left")
+    assert after(0.3)[2] is None
+    assert after(8.0)[2] is None
+    assert after(1.0, particles=128)[2] is None
+    assert after(1.0, dim=600)[2] is None
+
+
 def test_long_pilots_and_broken_ones_are_the_end():
     guide = dmvi.DiffusionGuide().build(anchored(jnp.zeros(2), jnp.ones(2), full=False), key=jr.key(0))
     target = dmvi.Target.from_value_and_grad(lambda x: (-(x**2).sum(1) / 2, -x), dim=2)
@@ -286,10 +326,7 @@ def test_long_pilots_and_broken_ones_are_the_end():
     ended = dmvi._grow.Outcome(guide, {}, status, 2000, 0, history, steps, gap=1.0, state=None)  # pyright: ignore[reportArgumentType]
 
     def grows(outcome=ended, seconds=1.0, left=None, start=start):
-        recipe, clock, line = dmvi.DiffusionGuide(), Clock(left), progress_for(False)
-        return dmvi._grow.grown(
-            recipe, start, outcome, seconds=seconds, clock=clock, key=jr.key(0), progress=line
-        )
+        return _grown(dmvi.DiffusionGuide(), start, outcome, seconds=seconds, clock=Clock(left))
 
     assert grows() is not None
     assert grows(seconds=1000.0) is None
@@ -330,9 +367,7 @@ def test_many_gaussians_are_taken_where_they_are_better(chosen, monkeypatch):
         return modes if chosen and single == -1.0 else None
 
     monkeypatch.setattr(dmvi._grow, "overlapping_modes", better)
-    larger = dmvi._grow.grown(
-        recipe, start, outcome, seconds=1.0, clock=Clock(), key=jr.key(0), progress=progress_for(False)
-    )
+    larger = _grown(recipe, start, outcome)
     assert larger is not None
     assert isinstance(larger.start.guide, Mixture) == chosen
     words = dmvi._grow.chosen(larger.start, larger.pilot)

@@ -152,7 +152,7 @@ class Checkpoint:
     def _write(self, trainer: Trainer) -> None:
         arrays, course = trainer.snapshot()
         record = {
-            "checkpoint": 6,
+            "checkpoint": 7,
             "versions": library_versions(),
             "names": list(self._target.names),
             "data": self._data(),
@@ -173,7 +173,7 @@ class Checkpoint:
 
     def _difference(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> str | None:
         """In what a checkpoint differs from this call; None where it does not."""
-        if record.get("checkpoint") != 6:
+        if record.get("checkpoint") != 7:
             return "it is no checkpoint of this format"
         for name, version in library_versions().items():
             if record["versions"].get(name) != version:

@@ -35,7 +35,7 @@ from dmvi.guides import (
     anchored,
 )
 from dmvi.objectives import CoveringELBO, Objective, Paper
-from dmvi.posterior import DRAWS, Posterior, digest
+from dmvi.posterior import Posterior, digest, later_draws
 from dmvi.targets import SlowGradient, Target, as_target, from_rows, slow_gradient
 from dmvi.training import Settings, as_mesh, default_optimizer, progress_for
 
@@ -134,9 +134,10 @@ def fit(
     team = Team.of(devices)
     target = _target(model, data, args, init, batch_size, team)
     recipe = CHOICE.guide(target.dim) if guide == "auto" else recipe
-    steps = CHOICE.most_steps(target.dim) if steps is None else steps
+    trained = _trained_dimensions(recipe, target)
+    steps = CHOICE.most_steps(trained) if steps is None else steps
     if particles is None and devices is None:
-        count = CHOICE.draws(target.dim)
+        count = CHOICE.draws(trained)
     record = settings_record(model, recipe, steps, count, optimizer, objective, time_limit)
     record |= {} if batch_size is None else {"batch_size": batch_size}
     if target.batch_rows is not None:
@@ -164,7 +165,7 @@ def fit(
         keys,
         int(steps),
         clock,
-        DRAWS if clock.limited else 0,
+        later_draws(target.dim) if clock.limited else 0,
         control_variates,
         grows=guide == "auto",
     )
@@ -179,6 +180,16 @@ def fit(
     finally:
         line.close()
     return posterior
+
+
+def _trained_dimensions(recipe: GuideRecipe, target: Target) -> int:
+    """The dimension by which a training is sized.
+
+    Few steps do in thousands of dimensions where the warm start's Gaussian is near: not where a guide begins
+    from nothing, parameters are learned or batches make noise.
+    """
+    near = recipe.warm and not target.params and not target.subsampled
+    return target.dim if near else min(target.dim, CHOICE.thousands.above)
 
 
 def _posterior(

@@ -109,6 +109,7 @@ def grown(
     start: Start,
     outcome: Outcome,
     *,
+    particles: int,
     seconds: float,
     clock: Clock,
     key: PRNGKeyArray,
@@ -123,6 +124,7 @@ def grown(
         recipe: of the first guide.
         start: what its training began with.
         outcome: how its training ended.
+        particles: draws of its steps.
         seconds: how long it took.
         clock: of the fit.
         key: random key.
@@ -145,8 +147,9 @@ def grown(
             return several
     larger = larger_guide(recipe, guide, jr.fold_in(key, 1))
     if larger is None:
-        again = GAP_OF_MANY < outcome.gap < LARGEST_GAP and guide.dim <= MANY
-        larger = (recipe, guide) if again and not isinstance(guide, Mixture) else None
+        again = GAP_OF_MANY < outcome.gap < LARGEST_GAP and more_particles(particles) > particles
+        again = again and guide.dim <= MANY and not isinstance(guide, Mixture)
+        larger = (recipe, guide) if again else None
     return larger and Grown(larger[0], start._replace(guide=larger[1]), Pilot.of(outcome))
 
 

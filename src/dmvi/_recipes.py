@@ -13,6 +13,7 @@ from dmvi import diffusion, guides
 from dmvi._errors import InputError
 from dmvi.diffusion import SparseBends, Stacked, Triangular
 from dmvi.guides import (
+    FEW,
     AnyAffine,
     DiffusionGuide,
     FlowGuide,
@@ -123,7 +124,8 @@ def describe_base(guide: Guide) -> dict[str, Any]:
     """The shape of the Gaussian, or Gaussians, under a guide: 0 stands for what there is none of.
 
     Keys: modes (of a mixture), full (a lower triangle is trained), rank (is trained instead), anchor (number
-    of axes of the fixed scale), anchor_rank, ordered where its rows are a triangle in another order, symmetry
+    of axes of the fixed scale), anchor_rank, ordered where its rows are a triangle in another order, units
+    where that is trained in units of 64 / d, symmetry
     where a mixture has one, and sparse where the fixed scale is the root of a sparse precision:
     `SparseShape.levels`.
     """
@@ -145,8 +147,14 @@ def describe_base(guide: Guide) -> dict[str, Any]:
         "anchor": 0 if isinstance(scale, LowRank) else scale.ndim - (modes > 0),
         "anchor_rank": scale.left.shape[-1] if isinstance(scale, LowRank) else 0,
         **({} if getattr(affine, "order", None) is None else {"ordered": True}),
+        **({"units": True} if _in_units(affine, guide.dim) else {}),
         **({} if symmetry is None else {"symmetry": symmetry.describe()}),
     }
+
+
+def _in_units(affine: Any, dim: int) -> bool:
+    """Whether a triangle is trained in smaller units than it once was."""
+    return not isinstance(affine, LowRankAffine) and affine.lower is not None and dim > FEW
 
 
 def guide_from(recipe: GuideRecipe, base: Any, dim: int) -> Guide:
@@ -182,6 +190,8 @@ def _base(base: dict[str, Any], dim: int, rank: int, anchor_rank: int) -> AnyAff
         return low_rank_anchored(zeros, scale, rank=rank)
     if isinstance(scale, LowRank):
         raise InputError("the file describes a base that no guide has.")
+    if base["full"] and dim > FEW and base.get("units") is not True:
+        raise InputError("the file is of an earlier dmvi, whose bases had other units: fit again.")
     order = jnp.arange(dim) if base.get("ordered") is True and scale.ndim == 2 else None
     return anchored(zeros, scale, full=bool(base["full"]), order=order)
 

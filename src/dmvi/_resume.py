@@ -8,16 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dmvi._choice import CHOICE
 from dmvi._clock import Clock
 from dmvi._errors import InputError
-from dmvi._fit import PARTICLES, STEPS, fit_keys, training_settings
+from dmvi._fit import PARTICLES, fit_keys, training_settings
 from dmvi._interrupt import Interrupt
 from dmvi._recipes import recipe_from
 from dmvi._run import Run, Status
 from dmvi._start import with_control_variates
 from dmvi.guides import DiffusionGuide, GuideRecipe
 from dmvi.objectives import Objective
-from dmvi.posterior import DRAWS, Posterior
+from dmvi.posterior import Posterior, later_draws
 from dmvi.targets import Target
 from dmvi.training import Budget, Outcome, Settings, State, Trained, Trainer, initial_state, progress_for
 
@@ -25,7 +26,7 @@ from dmvi.training import Budget, Outcome, Settings, State, Trained, Trainer, in
 def resume(
     posterior: Posterior,
     *,
-    steps: int = STEPS,
+    steps: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     objective: Objective | None = None,
     time_limit: float | None = None,
@@ -38,7 +39,7 @@ def resume(
 
     Args:
         posterior: from `dmvi.fit`, or from `dmvi.load` with the model.
-        steps: most further steps.
+        steps: most further steps; by default as many as a fit of so many dimensions takes.
         optimizer: that of the fit, where it was not the default.
         objective: that of the fit, where it was not the default.
         time_limit: seconds for the further training and its diagnostics.
@@ -48,22 +49,23 @@ def resume(
         A new posterior; the old one stays as it was.
     """
     clock, stop = Clock(time_limit), Interrupt()
+    dim = posterior.target.dim
+    steps = CHOICE.most_steps(dim) if steps is None else steps
     _check(posterior, steps, optimizer, objective)
     run = posterior.run
     particles = max(1, round(_setting(run, "particles", PARTICLES)))
-    dim = posterior.target.dim
     settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective, dim)
     settings = settings.paced(_setting(run, "pace", 1.0))
     train_key = fit_keys(run.seed)[2]
     trained = Trained(posterior.guide, posterior.target.params)
     state = _state(posterior, trained, settings)
-    line = progress_for(progress)
+    line, later = progress_for(progress), later_draws(dim) if clock.limited else 0
     try:
         trainer = Trainer(
             posterior.guide,
             _corrected(posterior),
             settings,
-            Budget(int(state.step) + steps, clock, DRAWS if clock.limited else 0, run.gradient_seconds),
+            Budget(int(state.step) + steps, clock, later, run.gradient_seconds),
             key=train_key,
             progress=line,
             state=state,

@@ -120,6 +120,7 @@ def _grow(plan: Plan, fitted: Fitted, line: Progress, saved: Checkpoint | None, 
                 plan.recipe,
                 start,
                 outcome,
+                particles=plan.settings.particles,
                 seconds=plan.clock.seconds,
                 clock=clock,
                 key=plan.keys[1],
@@ -138,7 +139,7 @@ def _grow(plan: Plan, fitted: Fitted, line: Progress, saved: Checkpoint | None, 
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        warnings.warn("there is not enough memory for a larger guide; the first one is kept.", stacklevel=2)
+        warnings.warn("there is not enough memory to train further; the first guide is kept.", stacklevel=2)
         return fitted
 
 
@@ -161,8 +162,9 @@ def _go_on(
     snapshot: Snapshot | None,
     stop: Interrupt,
 ) -> Fitted:
-    """The second training, of a guide that has grown."""
-    line.note(f"{larger.pilot.gap:.2g} nats were left; the guide grows")
+    """The second training, of a guide that has grown or with more particles."""
+    how = "more particles" if larger.recipe is plan.recipe else "the guide grows"
+    line.note(f"{larger.pilot.gap:.2g} nats were left; {how}")
     settings = dataclasses.replace(plan.settings, particles=more_particles(plan.settings.particles))
     settings = settings.paced(larger.pace)
     watch = _ignore

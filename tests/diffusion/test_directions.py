@@ -65,6 +65,36 @@ def test_draws_that_are_not_finite_do_not_count():
     assert np.isfinite(found).all()
 
 
+def test_a_draw_far_out_does_not_overflow():
+    with jax.enable_x64(False):
+        u, r, _ = _cubic(400)
+        r[3] = 1e30
+        found = np.asarray(directions(jnp.asarray(u, jnp.float32), jnp.asarray(r, jnp.float32), 3))
+    assert np.isfinite(found).all()
+
+
+def test_directions_are_found_from_less_than_four_draws_for_each_coordinate():
+    """No linear part is taken out there, which would take the draws' own scores with it."""
+    dim, draws = 160, 1200  # of which half are used
+    rng = np.random.default_rng(3)
+    a, b = np.linalg.qr(rng.normal(size=(dim, 2)))[0].T
+    u = rng.normal(size=(draws, dim))
+    r = 10 * (np.outer((u @ b) ** 2, a) + np.outer(2 * (u @ a) * (u @ b), b)) + rng.normal(size=(draws, dim))
+    found = np.asarray(directions(jnp.asarray(u), jnp.asarray(r), 2))
+    assert np.linalg.norm(found @ np.stack([a, b]).T) ** 2 > 1.5
+
+
+def test_turning_of_projections_is_the_same_in_any_dimension():
+    """Rows are as long as those of a flow just built: their size sets how fast a step turns them."""
+    dim = 512
+    u = np.random.default_rng(4).normal(size=(64, dim))
+    flow = Projected(rank=3, scale_rank=2).build(dim, 2, key=jr.key(0))
+    driven = flow.driven(jnp.asarray(u), jnp.asarray(u**2))
+    for part in ("v", "raw_w"):
+        before, after = (np.linalg.norm(getattr(each, part), axis=-1) for each in (flow, driven))
+        np.testing.assert_allclose(after, np.mean(before), rtol=0.15)
+
+
 def test_projections_begin_with_them():
     """Shifts see the strongest, scales the strongest in turn; a projection of noise has sd one."""
     u, r, _ = _cubic()

@@ -31,6 +31,8 @@ class DirectionSettings:
     Attributes:
         draws: at most; the kernel has the square of them.
         winsor: standard deviations at which residual scores are cut, so that no single draw decides.
+        draws_of_linear: draws for each coordinate from which on the linear part of r is taken out: of fewer
+            its estimate is mostly noise, and holds a good part of each draw's own r.
         spare: directions beside those asked for, which make the iteration settle sooner.
         iterations: of the subspace; eigenvalues a factor of two apart are separated by 2^iterations.
         seed: of the subspace's first directions.
@@ -38,6 +40,7 @@ class DirectionSettings:
 
     draws: int = 4096
     winsor: float = 4.0
+    draws_of_linear: int = 4
     spare: int = 8
     iterations: int = 10
     seed: int = 0
@@ -60,7 +63,7 @@ def directions(
     """
     settings = settings or DirectionSettings()
     dim, half = u.shape[1], min(max(u.shape[0] // 2, 1), settings.draws)
-    u, r = _usable(u[:half], r[:half], settings.winsor)
+    u, r = _usable(u[:half], r[:half], settings)
     kernel = _kernel(u)
     width = min(dim, count + settings.spare)
     start = np.random.default_rng(settings.seed).standard_normal((dim, width))
@@ -79,19 +82,24 @@ def directions(
 
 
 def _usable(
-    u: Float[Array, "draws dim"], r: Float[Array, "draws dim"], winsor: float
+    u: Float[Array, "draws dim"], r: Float[Array, "draws dim"], settings: DirectionSettings
 ) -> tuple[Float[Array, "draws dim"], Float[Array, "draws dim"]]:
-    """Both without draws that are not finite, and r cut, without its mean and its linear part.
+    """Both without draws that are not finite, and r in units of its largest entry, cut and without trends.
 
-    These say where the base's mean and covariance are off, not where it is no Gaussian.
+    Its mean and linear part say where the base's mean and covariance are off, not where it is no Gaussian.
     """
+    winsor = settings.winsor
     fine = jnp.all(jnp.isfinite(u) & jnp.isfinite(r), axis=1)[:, None]
     count = jnp.maximum(jnp.sum(fine), 1).astype(u.dtype)
     u, r = jnp.where(fine, u, 0.0), jnp.where(fine, r, 0.0)
+    largest = jnp.max(jnp.abs(r))
+    r = r / jnp.where(largest > 0, largest, 1.0)  # squares of scores far out would overflow
     mean = jnp.sum(r, axis=0) / count
     sd = jnp.sqrt(jnp.maximum(jnp.sum(r**2, axis=0) / count - mean**2, 0.0))
     limit = (winsor * sd)[None]
     r = jnp.where(fine, jnp.clip(r - mean[None], -limit, limit), 0.0)
+    if settings.draws_of_linear * u.shape[1] > u.shape[0]:
+        return u, r
     return u, r - u @ (u.T @ r) / count
 
 

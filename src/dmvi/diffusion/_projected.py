@@ -95,9 +95,9 @@ class ProjectedFlow(SteppedFlow):
         steps, rank, dim = self.v.shape
         scale_rank = self.raw_w.shape[1]
         found = directions(u, r, max(rank, steps * scale_rank))
-        v = jnp.broadcast_to(found[:rank] / unit(dim), self.v.shape)
+        v = jnp.broadcast_to(found[:rank], self.v.shape) / unit(dim)
         places = jnp.arange(steps * scale_rank) % len(found)
-        w = found[places].reshape(self.raw_w.shape)
+        w = found[places].reshape(self.raw_w.shape) / unit(dim)  # its size sets how fast it turns
         return eqx.tree_at(lambda flow: (flow.v, flow.raw_w), self, (v, w))
 
     def knots(self) -> Knot:

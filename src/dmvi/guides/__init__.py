@@ -1,5 +1,6 @@
 """q: variational families with a density."""
 
+from dmvi.guides._affine import FEW as FEW
 from dmvi.guides._affine import Affine as Affine
 from dmvi.guides._affine import anchored as anchored
 from dmvi.guides._chain import Chain as Chain

@@ -7,6 +7,7 @@ from dmvi.posterior._compare import compare as compare
 from dmvi.posterior._container import FileError as FileError
 from dmvi.posterior._diagnostics import DRAWS as DRAWS
 from dmvi.posterior._diagnostics import Diagnostics as Diagnostics
+from dmvi.posterior._diagnostics import later_draws as later_draws
 from dmvi.posterior._draws import Draws as Draws
 from dmvi.posterior._expectation import Expectation as Expectation
 from dmvi.posterior._named import digest as digest

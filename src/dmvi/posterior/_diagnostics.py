@@ -69,6 +69,11 @@ class Care:
 CARE = Care()
 
 
+def later_draws(dim: int) -> int:
+    """Draws that the diagnostics of a fit of so many coordinates weigh where a draw takes no long time."""
+    return int(min(DRAWS, CARE.draws(dim, 0.0)))
+
+
 class Weights(NamedTuple):
     """The part of `Diagnostics` that log-weights alone decide; the names mean the same."""
 

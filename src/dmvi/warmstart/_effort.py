@@ -36,6 +36,7 @@ class EffortSettings:
         iterations: of each search.
         unbounded: how much more often than once a loop of unknown length is taken to run.
         share: of the time left that a step or a search may take where there is a limit.
+        share_of_fields: of the time left that the climbs of further mean fields may take.
         fewest_draws: of a step where there is a limit.
         searching: share of the time left that finding candidates may take, where there is a limit.
         climbing: share of it that the Gaussians after them may take.
@@ -58,6 +59,7 @@ class EffortSettings:
     iterations: int = 30
     unbounded: int = 100
     share: float = 0.01
+    share_of_fields: float = 0.05
     fewest_draws: int = 16
     searching: float = 0.15
     climbing: float = 0.4
@@ -111,7 +113,7 @@ def effort_of(surface: Surface, clock: Clock, settings: EffortSettings | None = 
         most = max(int(bounds.share * clock.left / seconds), bounds.fewest_draws)
         draws, field_draws = min(draws, most), min(field_draws, most)
         searches = int(np.clip(most // bounds.iterations, 1, searches))
-        fields = min(most // bounds.iterations, fields)
+        fields = min(int(bounds.share_of_fields * clock.left / (seconds * bounds.of_a_field)), fields)
     draws, field_draws = _power_of_two(draws), _power_of_two(field_draws)
     at_once = int(np.clip(_power_of_two(bounds.at_once // numbers), 1, field_draws))
     steps = int(np.clip(bounds.in_a_program // (draws * numbers), 1, bounds.steps))

@@ -65,7 +65,8 @@ def high_dimensional_start(
     clock, interrupt = clock or Clock(), interrupt or Interrupt()
     if clock.over or interrupt.asked:
         return _trained_at_low_rank(field)
-    refining, surface = EffortSettings().refining, Surface(target)
+    refining = EffortSettings().refining
+    surface = Surface(target, stop=lambda: interrupt.asked or clock.over)
     deadline = clock.within(clock.share(refining))
     sparse = sparse_gaussian(
         target,
@@ -74,11 +75,15 @@ def high_dimensional_start(
         seconds_left=lambda: 0.0 if interrupt.asked else deadline.left,
         progress=progress,
     )
-    if sparse is not None and sparse.elbo > field.elbo:
-        gradients = field.gradients + sparse.gradients
-        return field._replace(affine=sparse.affine, name="sparse", elbo=sparse.elbo, gradients=gradients)
+    if sparse is not None:
+        field = field._replace(gradients=field.gradients + sparse.gradients)
+        if sparse.elbo > field.elbo:
+            return field._replace(affine=sparse.affine, name="sparse", elbo=sparse.elbo)
+    if clock.over or interrupt.asked:
+        return _trained_at_low_rank(field)
     climbing = clock.within(clock.share(refining))
     effort = effort_of(surface, clock)
+    target = eqx.tree_at(lambda t: t.params, target, field.params)
     climber = Climber(target, effort, judge_key, progress, lambda: interrupt.asked or climbing.over)
     field = _finished(field, climber)
     best = _trained_at_low_rank(field)
@@ -104,7 +109,7 @@ def _finished(field: WarmStart, climber: Climber) -> WarmStart:
     if not reached.elbo > field.elbo:
         return field
     affine = anchored(device(reached.loc), device(np.abs(reached.scale)), full=False)
-    return field._replace(affine=affine, elbo=reached.elbo)
+    return field._replace(affine=affine, elbo=reached.elbo, params=reached.params)
 
 
 def _trained_at_low_rank(field: WarmStart) -> WarmStart:

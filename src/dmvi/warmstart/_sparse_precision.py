@@ -167,14 +167,17 @@ class _Search:
     def best(
         self, loc: np.ndarray, sd: np.ndarray, key: PRNGKeyArray, seconds_left: Callable[[], float]
     ) -> SparseGaussian | None:
-        """The Gaussian of the best ELBO on the way from N(loc, sd^2); None where its root is not sparse."""
+        """The Gaussian of the best ELBO on the way from N(loc, sd^2); None where its root is not sparse.
+
+        None, too, where no step was better than the start.
+        """
         if self._elimination.fill > DISSECTION.fill:
             return None
         made, pattern = self._settings, self._hessian.pattern
         state = self._rooted(loc, np.where(pattern.rows == pattern.columns, sd[pattern.rows] ** -2, 0.0), 0.0)
         assert state is not None  # a diagonal
         seen = self._look(state, jr.fold_in(key, 0))
-        best, best_seen, curvature = state, seen, None
+        best, best_seen, curvature, start = state, seen, None, state
         rate, most, since = made.rate, made.largest, 0
         for iteration in range(1, made.iterations):
             if curvature is None:
@@ -202,6 +205,8 @@ class _Search:
                 rate = min(rate, most)
                 if most < made.smallest:
                     break
+        if best is start:
+            return None
         scale = self._scale(best)
         affine = sparse_anchored(jnp.asarray(best.loc.astype(self._dtype)), scale)
         return SparseGaussian(affine, best_seen.elbo, self._gradients)
