@@ -3,6 +3,7 @@
     python -m benchmarks.hard FOLDER
     python -m benchmarks.hard FOLDER --targets dogs,soil_incubation --seeds 0 --no-nuts
     python -m benchmarks.hard --more bent_1000 local_level --data FOLDER_OF_PINES
+    python -m benchmarks.hard --rows A/hard.jsonl B/hard.jsonl
 
 FOLDER holds `suite.py` (POSTERIORS: name to a NumPyro model with data), `score.py` (score(draws, name):
 errors in posterior sds), and `README.md`, whose column "NUTS R-hat" says which reference draws are to be
@@ -14,7 +15,8 @@ print of the posterior, which weighs its draws; CPU seconds, all threads togethe
 held the machine up.
 
 Every fit and every run of NUTS is a line of `hard.jsonl` as soon as it ends, and is not done again: after an
-interruption the same command goes on. Another state of the code needs another `--out`.
+interruption the same command goes on. Another state of the code needs another `--out`. `--rows` measures
+nothing and prints the tables of what several runs have left.
 """
 
 import argparse
@@ -122,11 +124,15 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, default=Path(), help="folder of pines.csv, for the Cox process")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of the fits")
+    parser.add_argument("--rows", nargs="+", type=Path, metavar="FILE", help="print the tables of these rows")
     parser.add_argument("--time-limit", type=float, help="seconds given to each fit; none by default")
     parser.add_argument("--no-nuts", action="store_true", help="leave NUTS out")
     parser.add_argument("--nuts-x64", action="store_true", help="NUTS in double precision")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="of hard.jsonl, hard.md")
     arguments = parser.parse_args()
+    if arguments.rows is not None:
+        print(markdown([row for path in arguments.rows for row in Rows(path).rows], Bars()))
+        return
     if arguments.more is None and arguments.folder is None:
         parser.error("name the folder of models, or further targets with --more")
     if arguments.more is not None:
