@@ -49,10 +49,9 @@ def resume(
         A new posterior; the old one stays as it was.
     """
     clock, stop = Clock(time_limit), Interrupt()
-    dim = posterior.target.dim
+    _check(posterior, CHOICE.steps if steps is None else steps, optimizer, objective)
+    run, dim = posterior.run, posterior.target.dim
     steps = CHOICE.most_steps(dim) if steps is None else steps
-    _check(posterior, steps, optimizer, objective)
-    run = posterior.run
     particles = max(1, round(_setting(run, "particles", PARTICLES)))
     settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective, dim)
     settings = settings.paced(_setting(run, "pace", 1.0))

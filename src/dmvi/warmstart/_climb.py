@@ -106,13 +106,18 @@ class Climber:
     def roughly(self, candidates: Candidates) -> Reached:
         """The best mean field, taken near its plateau, for what goes on from there.
 
-        All take their first steps side by side, and the finalists the rest.
+        All take their first steps side by side, and the finalists the rest: with them the best of each other
+        kind, since those begun at a mode lead at first and need not end highest.
         """
         narrow = [c._replace(scale=_diagonal(c.scale)) for c in candidates.full]
         starts, course = [*candidates.fields, *narrow], self._course
         fits, _ = self._run(self._begun(starts), course.field_steps)
         elbos = np.nan_to_num(np.asarray(fits.best.elbo, float), nan=-np.inf)
-        first = np.argsort(-elbos, kind="stable")[: course.finalists]
+        order = list(np.argsort(-elbos, kind="stable"))
+        first = order[: course.finalists]
+        for i in order:
+            if starts[i].name not in {starts[j].name for j in first}:
+                first.append(i)
         fits = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[first]), fits)
         near = course.field_tolerance * self._target.dim
         fits = self._plateau(fits, course.field_steps, tolerance=near)

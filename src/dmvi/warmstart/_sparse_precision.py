@@ -41,6 +41,7 @@ class SparseSteps:
         largest: rho at most; noise of the Hessian passes to P unless some of the old stays.
         growth: of rho after a good step.
         shrinkage: of rho where the precision would not be positive definite.
+        least: share of rho to which it is shrunk at most.
         noise: standard errors by which an ELBO may be lower and still count as kept.
         gain: nats that count as a gain, if they are beyond noise too.
         patience: steps without a gain after which rho may be no more than a share `calm` of what it might be.
@@ -56,6 +57,7 @@ class SparseSteps:
     largest: float = 0.9
     growth: float = 1.2
     shrinkage: float = 0.6
+    least: float = 1e-4
     noise: float = 3.0
     gain: float = 0.05
     patience: int = 8
@@ -185,10 +187,18 @@ class _Search:
             if curvature is None or seconds_left() <= 0:
                 break
             trial = self._moved(state, seen, curvature, rate)
-            if trial is None or seconds_left() <= 0:
+            if seconds_left() <= 0:
                 break
+            if trial is None:  # nor would these draws' curvature lead anywhere with less of it
+                rate *= 0.5
+                if rate < made.smallest**2:
+                    break
+                seen, curvature = self._look(state, jr.fold_in(key, iteration)), None
+                continue
             found = self._look(trial, jr.fold_in(key, iteration))
-            if not found.elbo > seen.elbo - made.noise * np.hypot(seen.error, found.error):
+            # A step gone wrong has an error as large as its loss, which must not excuse it.
+            error = np.hypot(seen.error, min(seen.error, found.error))
+            if not found.elbo > seen.elbo - made.noise * error:
                 rate *= 0.5  # the state of before is tried again, with less of the new
                 if rate < made.smallest**2:
                     break
@@ -223,20 +233,28 @@ class _Search:
         return self._elimination.scale(state.root, dense, self._dtype)
 
     def _moved(self, state: State, seen: Seen, curvature: np.ndarray, rate: float) -> State | None:
-        """A step of size `rate`, or a smaller one where the precision would not be positive definite."""
-        for _ in range(20):
-            entries = (1 - rate) * state.entries + rate * curvature
-            amount = state.amount + rate * (1.0 - state.amount)
-            trial = self._rooted(state.loc, entries, amount)
-            if trial is not None:
-                break
+        """A step of size `rate`, or a smaller one where the precision would not be positive definite.
+
+        Where it is only just so, one smaller still: from the edge no further step would lead anywhere.
+        """
+        largest, trial = rate, self._towards(state, curvature, rate)
+        while trial is None and rate > self._settings.least * largest:
             rate *= self._settings.shrinkage
-        else:
+            trial = self._towards(state, curvature, rate)
+        if rate < largest:
+            rate *= self._settings.shrinkage
+            trial = self._towards(state, curvature, rate)
+        if trial is None:
             return None
         step, length = _step(self._scale(trial), jnp.asarray(seen.slope.astype(self._dtype)))
         shortened = min(rate, np.sqrt(self._target.dim) / max(float(length), 1e-9))
         moved = state.loc + shortened * np.asarray(step, float)
         return trial._replace(loc=moved) if np.isfinite(moved).all() else None
+
+    def _towards(self, state: State, curvature: np.ndarray, rate: float) -> State | None:
+        """The precision taken part of the way to the curvature; None where it is not positive definite."""
+        entries = (1 - rate) * state.entries + rate * curvature
+        return self._rooted(state.loc, entries, state.amount + rate * (1.0 - state.amount))
 
     def _look(self, state: State, key: PRNGKeyArray) -> Seen:
         """The ELBO and the mean slope from fresh draws."""
