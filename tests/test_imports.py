@@ -134,6 +134,7 @@ ARROWS = {
         INTERRUPT,
         RUN,
         RECIPES,
+        "dmvi._choice",
         "dmvi._fit",
         "dmvi._start",
         *(f"dmvi.{stage}" for stage in STAGES),
