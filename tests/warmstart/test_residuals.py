@@ -8,7 +8,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from dmvi.diffusion import Projected, SparseBends
+from dmvi.diffusion import SparseBends, Triangular
 from dmvi.guides import DiffusionGuide, anchored, low_rank_anchored
 from dmvi.targets import Target, from_log_density
 from dmvi.warmstart import with_drivers
@@ -111,9 +111,8 @@ def test_the_width_of_a_hierarchy_is_its_first_driver():
 
 
 def test_a_guide_without_drivers_stays_as_it_is():
-    guide = DiffusionGuide(network=Projected(rank=2, width=8)).build(
-        anchored(jnp.zeros(DIM), jnp.ones(DIM), full=False), key=jr.key(0)
-    )
+    affine = anchored(jnp.zeros(DIM), jnp.ones(DIM), full=False)
+    guide = DiffusionGuide(network=Triangular()).build(affine, key=jr.key(0))
     assert not guide.wants_drivers
     driven, _ = with_drivers(guide, funnel(0), jr.key(1))
     for left, right in zip(jax.tree.leaves(driven), jax.tree.leaves(guide), strict=True):
