@@ -262,7 +262,7 @@ def test_what_goes_wrong_in_growing_leaves_the_first_fit(error, small, monkeypat
 
     monkeypatch.setattr(dmvi._train, "_go_on", fail)
     if isinstance(error, MemoryError):
-        with pytest.warns(UserWarning, match="the first one is kept"):
+        with pytest.warns(UserWarning, match="the first guide is kept"):
             kept = fitted()
         assert kept.run.status is not dmvi.Status.INTERRUPTED
     else:
