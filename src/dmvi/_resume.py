@@ -11,7 +11,7 @@ import optax
 from dmvi._choice import CHOICE
 from dmvi._clock import Clock
 from dmvi._errors import InputError
-from dmvi._fit import PARTICLES, fit_keys, training_settings
+from dmvi._fit import PARTICLES, fit_keys, trained_dimensions, training_settings
 from dmvi._interrupt import Interrupt
 from dmvi._recipes import recipe_from
 from dmvi._run import Run, Status
@@ -50,15 +50,16 @@ def resume(
     """
     clock, stop = Clock(time_limit), Interrupt()
     _check(posterior, CHOICE.steps if steps is None else steps, optimizer, objective)
-    run, dim = posterior.run, posterior.target.dim
+    run, recipe = posterior.run, _recipe(posterior)
+    dim = trained_dimensions(recipe, posterior.target)
     steps = CHOICE.most_steps(dim) if steps is None else steps
     particles = max(1, round(_setting(run, "particles", PARTICLES)))
-    settings = training_settings(_recipe(posterior), steps, particles, optimizer, objective, dim)
+    settings = training_settings(recipe, steps, particles, optimizer, objective, dim)
     settings = settings.paced(_setting(run, "pace", 1.0))
     train_key = fit_keys(run.seed)[2]
     trained = Trained(posterior.guide, posterior.target.params)
     state = _state(posterior, trained, settings)
-    line, later = progress_for(progress), later_draws(dim) if clock.limited else 0
+    line, later = progress_for(progress), later_draws(posterior.target.dim) if clock.limited else 0
     try:
         trainer = Trainer(
             posterior.guide,
