@@ -8,7 +8,7 @@ import pytest
 
 from dmvi.targets import Target, from_log_density
 from dmvi.training import Silent
-from dmvi.warmstart._sparse_precision import SparseSteps, sparse_gaussian
+from dmvi.warmstart._sparse_precision import SparseSteps, _Search, sparse_gaussian
 
 DIM = 40
 SHORT = SparseSteps(iterations=60)
@@ -58,3 +58,40 @@ def test_without_time_there_is_none():
     target, loc, _ = gaussian()
     start = (loc, np.ones(DIM))
     assert sparse_gaussian(target, start, key=jr.key(0), seconds_left=lambda: 0.0, progress=Silent()) is None
+
+
+def test_a_step_gone_wrong_is_taken_back(monkeypatch):
+    """Its error is as large as its loss, which must not excuse it: the next step is from where it began."""
+    target, loc, precision = gaussian()
+    look, move, looked, begun = _Search._look, _Search._moved, [], []
+
+    def wrong_once(self, state, key):
+        looked.append(state)
+        found = look(self, state, key)
+        return found._replace(elbo=-1e33, error=2e33) if len(looked) == 3 else found
+
+    def recorded(self, state, *arguments):
+        begun.append(state)
+        return move(self, state, *arguments)
+
+    monkeypatch.setattr(_Search, "_look", wrong_once)
+    monkeypatch.setattr(_Search, "_moved", recorded)
+    start = (loc + 1.0, np.full(DIM, 0.3))
+    found = sparse_gaussian(
+        target, start, key=jr.key(0), seconds_left=lambda: 1e9, progress=Silent(), settings=SHORT
+    )
+    assert begun[1] is looked[1]
+    assert begun[2] is looked[1]
+    assert begun[3] is looked[3]
+    assert found is not None
+    log_evidence = 0.5 * (DIM * np.log(2 * np.pi) - np.linalg.slogdet(precision)[1])
+    np.testing.assert_allclose(found.elbo, log_evidence, atol=1e-2)
+
+
+def test_a_search_that_gains_nothing_gives_way(monkeypatch):
+    """Its start is a mean field, which has another road to go on."""
+    target, loc, _ = gaussian()
+    monkeypatch.setattr(_Search, "_moved", lambda self, *arguments: None)
+    start = (loc, np.ones(DIM))
+    found = sparse_gaussian(target, start, key=jr.key(0), seconds_left=lambda: 1e9, progress=Silent())
+    assert found is None
